@@ -1,0 +1,1 @@
+"""What is shipped: texts, clusters, workloads, each with its licence."""

@@ -1,0 +1,97 @@
+"""What was considered after an event, what each choice would cost, and which was taken.
+
+A decision is a value. The log, ``everstep explain``, the live display and the tests render it through ``table``, so they
+show the same words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from everstep.plan import Plan
+from everstep.quantities import NodeId, human_bytes, human_seconds
+
+Way = Literal["start", "now", "blocking", "restore"]
+"""How a plan is reached: at the start, by new routes only, by moving state first, or from a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan and the way to it, with what it is predicted to cost. ``plan`` is None where a policy has no answer."""
+
+    policy: str
+    plan: Plan | None
+    way: Way = "now"
+    step_s: float = float("inf")
+    """Predicted time of a step under the plan."""
+    stall_s: float = 0.0
+    """Predicted time without training before the first such step."""
+    moved_bytes: int = 0
+    peak_bytes: int = 0
+    """Most memory that any node needs."""
+    restore_step: int | None = None
+    """With ``way="restore"``: the step to go back to."""
+    value: float = float("-inf")
+    """Expected useful samples until the next event."""
+    reason: str = ""
+    """Why it cannot be taken, or why it lost."""
+
+    @property
+    def feasible(self) -> bool:
+        return self.plan is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The table of candidates and the one chosen."""
+
+    cause: str
+    """What happened, in words: ``n5 lost``."""
+    view: int
+    step: int
+    lost: tuple[NodeId, ...] = ()
+    gap_s: float
+    """Expected time to the next event, from the run's own history."""
+    candidates: tuple[Candidate, ...]
+    chosen: int
+    """Index into ``candidates``."""
+    decide_s: float = 0.0
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.candidates[self.chosen]
+
+    @property
+    def plan(self) -> Plan:
+        plan = self.candidate.plan
+        assert plan is not None, "only a feasible candidate can be chosen"
+        return plan
+
+
+def table(decision: Decision) -> list[tuple[str, ...]]:
+    """Header and rows: policy, step_s, stall_s, memory, samples, verdict. The chosen one first, then by value."""
+    rows: list[tuple[str, ...]] = [("policy", "step", "stall", "memory", "samples", "verdict")]
+    ranked = sorted(range(len(decision.candidates)), key=lambda i: (i != decision.chosen, -decision.candidates[i].value))
+    for index in ranked:
+        candidate = decision.candidates[index]
+        if candidate.plan is None:
+            rows.append((candidate.policy, "-", "-", "-", "-", candidate.reason))
+            continue
+        verdict = "chosen" if index == decision.chosen else candidate.reason
+        rows.append((
+            candidate.policy, human_seconds(candidate.step_s), human_seconds(candidate.stall_s),
+            human_bytes(candidate.peak_bytes), f"{candidate.value:,.0f}", verdict,
+        ))
+    return rows
+
+
+def text(decision: Decision) -> str:
+    """The table with aligned columns, under a line that says what happened."""
+    rows = table(decision)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    head = (
+        f"{decision.cause}: step {decision.step}, view {decision.view}; next event expected in {human_seconds(decision.gap_s)}"
+    )
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([head, *lines])

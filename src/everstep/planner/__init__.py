@@ -1,0 +1,1 @@
+"""What runs on whom. Pure functions over the nouns: no torch, no clock, no chance."""

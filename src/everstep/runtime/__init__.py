@@ -1,0 +1,1 @@
+"""Real processes, sockets, clock and disk under the protocol and the engine."""

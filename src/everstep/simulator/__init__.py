@@ -1,0 +1,1 @@
+"""Pretend time, network and faults under the same protocol and planner. Needs no torch."""

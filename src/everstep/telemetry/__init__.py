@@ -1,0 +1,1 @@
+"""What a run says about itself: summary, status, explain, audit, live display. Reads records, commands nothing."""
