@@ -1,0 +1,70 @@
+"""What became of the interrupted step, from the reports of all members of a view.
+
+1. Nodes are at most one step apart, because a step is begun only by nodes that hold the union of the one before.
+2. The newest state counts. Whoever is one step behind follows if the union of that step is among the reports and its own
+   sums are complete and of the same try; the union of a step is kept until the next is held, so it is there.
+3. If nobody is ahead, nobody alive has applied: the step is run again whole, as a new try.
+4. Whoever cannot follow holds nothing: newcomers, and what was stranded on an older step.
+
+Pure: reports in, resolution out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.errors import LocalProtocolError
+from everstep.protocol.messages import Report, Union, first_attempt
+from everstep.quantities import NodeId, UnitName
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Where training stands. ``step`` is the next to run, as try ``attempt``; None: nobody has any state.
+
+    ``union``: of step ``step - 1``, to hand on; None where nobody needs it. ``holds``: the units each node holds at
+    ``step``, once those who follow have applied.
+    """
+
+    step: int | None
+    attempt: int
+    union: Union | None
+    holds: Mapping[NodeId, frozenset[UnitName]]
+
+
+def may_follow(*, applied: int, attempt: int, prepared: bool, union: Union) -> bool:
+    """Whether a node that has ``applied`` steps can apply ``union`` to the sums it keeps."""
+    return prepared and (applied, attempt) == (union.step, union.attempt)
+
+
+def resolve(reports: Sequence[Report], rollbacks: tuple[tuple[int, int, int], ...] = ()) -> Resolution:
+    """What the members of one view hold, and what they run next.
+
+    Raises:
+        LocalProtocolError: reports of several views, two of one node, or somebody prepared is behind and no union is left.
+    """
+    if len({report.view for report in reports}) > 1 or len({report.node for report in reports}) < len(reports):
+        raise LocalProtocolError(f"expected one report a node, of one view; got {[(r.node, r.view) for r in reports]}")
+    step = max((report.applied for report in reports), default=-1)
+    if step < 0:
+        return Resolution(None, first_attempt(0, rollbacks), None, {report.node: frozenset() for report in reports})
+    union = next((r.union for r in reports if r.union is not None and r.union.step == step - 1), None)
+    behind = [report for report in reports if report.applied == step - 1 and report.prepared and report.applied >= 0]
+    if behind and union is None:
+        nodes = ", ".join(report.node for report in behind)
+        raise LocalProtocolError(f"step {step - 1} was applied, its union is lost, and {nodes} cannot follow")
+    begun = max((report.attempt for report in reports if report.applied == step), default=-1)
+    return Resolution(
+        step=step,
+        attempt=max(first_attempt(step, rollbacks), begun + 1),
+        union=union if behind else None,
+        holds={report.node: _held(report, step, union) for report in reports},
+    )
+
+
+def _held(report: Report, step: int, union: Union | None) -> frozenset[UnitName]:
+    follows = union is not None and may_follow(
+        applied=report.applied, attempt=report.attempt, prepared=report.prepared, union=union,
+    )
+    return frozenset(report.holds) if report.applied == step or follows else frozenset()
