@@ -1,0 +1,196 @@
+"""What a plan costs: the time of a step, and the time without training before the first one.
+
+A step is the longest path through the schedule (times of layers, messages between nodes), then each group's reduction,
+then the update of what a node holds. Nodes of one host share its cores, so a step also takes at least the host's work
+divided by its cores: eight workers on two cores are bound by that, not by the path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from everstep.cluster import Cluster
+from everstep.plan import Plan
+from everstep.planner.schedules import order_of
+from everstep.quantities import HostId, NodeId
+from everstep.schedule import Action, Kind, Schedule, needs
+from everstep.transfer import Load, Move
+from everstep.workload import Workload
+
+SWITCH_S = 0.05
+"""What any change of plan costs besides moving state: reports, the choice, writing it down, going on."""
+
+READ_BYTES_PER_S = 5e8
+"""How fast a node reads its part of a checkpoint."""
+
+
+def step_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule | None = None) -> float:
+    """Predicted seconds of a full step of ``plan``. ``schedule``: that of ``plan``, where the caller has it already."""
+    schedule = order_of(plan) if schedule is None else schedule
+    optimizer_s = _optimizer_seconds(plan, workload, cluster)
+    ends_s = _reduced(plan, workload, cluster, finish_seconds(plan, workload, cluster, schedule))
+    path_s = max((end_s + optimizer_s[node] for node, end_s in ends_s.items()), default=0.0)
+    return max(path_s, *shared_seconds(plan, workload, cluster).values(), 0.0) + workload.fixed_s
+
+
+def finish_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule) -> dict[NodeId, float]:
+    """When each node is through with the last action of its order, reductions not counted.
+
+    start(action) = max(end of the action before it on its node, end of what it needs + message), as in
+    ``schedule.needs``; a message is ``alpha + output_bytes / rate``.
+    """
+    seconds = _hop_seconds(plan, workload, cluster)
+    clock = dict.fromkeys(schedule, 0.0)
+    position = dict.fromkeys(schedule, 0)
+    done: dict[Action, float] = {}
+    waiting: dict[Action, NodeId] = {}
+    runnable = list(schedule)
+    while runnable:
+        node = runnable.pop()
+        order = schedule[node]
+        while position[node] < len(order):
+            action = order[position[node]]
+            if action.kind is Kind.REDUCE:
+                break
+            route = plan.routes[action.micro_batch]
+            wanted = needs(action, len(route))
+            absent = next((need for need in wanted if need not in done), None)
+            if absent is not None:
+                waiting[absent] = node
+                break
+            start_s = clock[node]
+            for need in wanted:
+                message_s = 0.0
+                if need.hop != action.hop:
+                    boundary = route[max(need.hop, action.hop)].first - 1
+                    message_s = cluster.link.seconds(workload.layers[boundary].output_bytes)
+                start_s = max(start_s, done[need] + message_s)
+            done[action] = clock[node] = start_s + seconds[action.micro_batch, action.hop][action.kind]
+            position[node] += 1
+            if action in waiting:
+                runnable.append(waiting.pop(action))
+    return clock
+
+
+def _hop_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[tuple[int, int], dict[Kind, float]]:
+    split = plan.order.split
+    forward = _sums(layer.forward_s for layer in workload.layers)
+    weight = _sums(layer.backward_weight_s if split else 0.0 for layer in workload.layers)
+    backward = _sums(
+        layer.backward_input_s + (0.0 if split else layer.backward_weight_s) for layer in workload.layers
+    )
+    return {
+        (micro_batch, index): {
+            kind: (times[hop.end] - times[hop.first]) / cluster.nodes[hop.node].speed
+            for kind, times in ((Kind.FORWARD, forward), (Kind.BACKWARD, backward), (Kind.WEIGHT, weight))
+        }
+        for micro_batch, route in enumerate(plan.routes)
+        for index, hop in enumerate(route)
+    }
+
+
+def _sums(times: Iterable[float]) -> tuple[float, ...]:
+    return tuple(accumulate(times, initial=0.0))
+
+
+def _optimizer_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[NodeId, float]:
+    return {
+        node: sum(workload.layers[layer].optimizer_s for layer in layers) / cluster.nodes[node].speed
+        for node, layers in plan.placement.items()
+    }
+
+
+def reduction_groups(plan: Plan, workload: Workload) -> dict[tuple[NodeId, ...], int]:
+    """Bytes of gradients that each set of holders sums up together; a unit with one holder needs no sum."""
+    groups: dict[tuple[NodeId, ...], int] = {}
+    for unit in workload.units.values():
+        holders = tuple(node for node in plan.nodes if not set(unit.layers).isdisjoint(plan.placement[node]))
+        if len(holders) > 1:
+            groups[holders] = groups.get(holders, 0) + (unit.gradient_bytes or unit.parameter_bytes)
+    return groups
+
+
+def _reduced(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> dict[NodeId, float]:
+    """When each node has all of its sums. A ring of n: each sends 2·(n-1)/n of the bytes, in two rounds of messages."""
+    ends = dict(ends_s)
+    for holders, num_bytes in reduction_groups(plan, workload).items():
+        share = 2 * (len(holders) - 1) / len(holders)
+        end_s = max(ends[node] for node in holders) + share * num_bytes / cluster.link.bytes_per_s + 2 * cluster.link.alpha_s
+        ends.update(dict.fromkeys(holders, end_s))
+    return ends
+
+
+def shared_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[HostId, float]:
+    """For each host whose nodes share cores: its work in a step divided by its cores, a floor under the step."""
+    work_s: dict[NodeId, float] = _optimizer_seconds(plan, workload, cluster)
+    total = _sums(layer.total_s for layer in workload.layers)
+    for route in plan.routes:
+        for hop in route:
+            work_s[hop.node] += (total[hop.end] - total[hop.first]) / cluster.nodes[hop.node].speed
+    found: dict[HostId, float] = {}
+    for node, seconds in work_s.items():
+        host = cluster.nodes[node].host
+        cores = cluster.host_cores.get(host)
+        if cores is not None:
+            found[host] = found.get(host, 0.0) + seconds / cores
+    return found
+
+
+def is_shared(cluster: Cluster) -> bool:
+    """Whether some host has more nodes than cores for them."""
+    hosts = [node.host for node in cluster.nodes.values()]
+    return any(cores is not None and hosts.count(host) > cores for host, cores in cluster.host_cores.items())
+
+
+def stall_seconds(
+    moves: Iterable[Move], cluster: Cluster, *, loads: Iterable[Load] = (), workload: Workload | None = None,
+    switch_s: float = SWITCH_S, read_bytes_per_s: float = READ_BYTES_PER_S,
+) -> float:
+    """Seconds without training while state is moved and loaded: the slowest node's share, and the fixed ``switch_s``.
+
+    A node sends and receives at the same time, each at the link's rate, one message a unit. ``workload`` gives the
+    bytes of ``loads``.
+    """
+    sent: dict[NodeId, float] = {}
+    received: dict[NodeId, float] = {}
+    for move in moves:
+        for node, sums in ((move.source, sent), (move.target, received)):
+            sums[node] = sums.get(node, 0.0) + cluster.link.seconds(move.num_bytes)
+    for load in loads:
+        assert workload is not None, "loads are bytes of a workload"
+        read_s = workload.units[load.unit].state_bytes / read_bytes_per_s
+        received[load.target] = received.get(load.target, 0.0) + read_s
+    return switch_s + max([*sent.values(), *received.values()], default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How much longer steps take than the model says: a moving average of measured / predicted over the run.
+
+    One factor for all plans: it changes no order among plans, but makes seconds, and so the weight of a stall, right.
+    """
+
+    ratio: float = 1.0
+    count: int = 0
+
+    def after(self, measured_s: float, predicted_s: float, weight: float = 0.2) -> Calibration:
+        """With one more step. The first counts whole; later ones by ``weight``. ``predicted_s`` is the bare model's."""
+        if not (measured_s > 0 and predicted_s > 0):
+            return self
+        share = max(weight, 1 / (self.count + 1))
+        return Calibration(self.ratio + share * (measured_s / predicted_s - self.ratio), self.count + 1)
+
+
+def calibrated(workload: Workload, calibration: Calibration) -> Workload:
+    """``workload`` with all times multiplied, so that predictions follow what was measured."""
+    ratio = calibration.ratio
+    layers = tuple(
+        replace(
+            layer, forward_s=layer.forward_s * ratio, backward_input_s=layer.backward_input_s * ratio,
+            backward_weight_s=layer.backward_weight_s * ratio, optimizer_s=layer.optimizer_s * ratio,
+        )
+        for layer in workload.layers
+    )
+    return replace(workload, layers=layers, fixed_s=workload.fixed_s * ratio)

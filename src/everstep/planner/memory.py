@@ -1,0 +1,52 @@
+"""Bytes that a plan needs on each node, counted along its schedule, and whether they fit.
+
+State is held by whoever is placed on a layer, each unit once. Activations of a micro-batch are held from its forward on a
+hop until the last backward there, so their peak follows from the order of actions and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+
+from everstep.cluster import Cluster
+from everstep.plan import Plan
+from everstep.planner.schedules import order_of
+from everstep.quantities import NodeId, human_bytes
+from everstep.schedule import Kind, Schedule
+from everstep.workload import Workload
+
+
+def node_bytes(plan: Plan, workload: Workload, schedule: Schedule | None = None) -> dict[NodeId, int]:
+    """Most bytes that each node of ``plan`` needs at once: state, gradient sums and activations."""
+    schedule = order_of(plan) if schedule is None else schedule
+    running = tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0))
+    freeing = Kind.WEIGHT if plan.order.split else Kind.BACKWARD
+    found: dict[NodeId, int] = {}
+    for node, order in schedule.items():
+        held = peak = 0
+        for action in order:
+            if action.kind is Kind.FORWARD or action.kind is freeing:
+                hop = plan.routes[action.micro_batch][action.hop]
+                size = running[hop.end] - running[hop.first]
+                held += size if action.kind is Kind.FORWARD else -size
+                peak = max(peak, held)
+        found[node] = workload.held_bytes(frozenset(plan.placement[node])) + peak
+    return found
+
+
+def cap_bytes(node: NodeId, cluster: Cluster, worker_memory_bytes: int | None) -> int | None:
+    """What ``node`` may use: the smaller of its own memory and the limit set for all; None: not limited."""
+    own = cluster.nodes[node].memory_bytes
+    return min((cap for cap in (own, worker_memory_bytes) if cap is not None), default=None)
+
+
+def overfull(needed: Mapping[NodeId, int], cluster: Cluster, worker_memory_bytes: int | None) -> str:
+    """Why it does not fit, naming the node that lacks most: ``n3 needs 32.0 MB of 24.0 MB``; empty when it fits."""
+    worst, lacking = "", 0
+    for node, num_bytes in needed.items():
+        cap = cap_bytes(node, cluster, worker_memory_bytes)
+        if cap is not None and num_bytes - cap > lacking:
+            lacking = num_bytes - cap
+            worst = f"{node} needs {human_bytes(num_bytes)} of {human_bytes(cap)}"
+    return worst

@@ -1,0 +1,45 @@
+"""Which bytes go from whom to whom, so that every node holds the units of its placement.
+
+Each unit comes from a living holder, holders taken in turn by the bytes that they already send; with a restore every unit
+of every node comes from the checkpoint, because what is in memory belongs to another step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from everstep.errors import InfeasibleError
+from everstep.plan import Plan
+from everstep.quantities import NodeId, UnitName, node_number
+from everstep.transfer import Load, Move
+from everstep.workload import Workload
+
+Holds = Mapping[NodeId, frozenset[UnitName]]
+
+
+def moves_for(plan: Plan, holds: Holds, workload: Workload, restore: bool = False) -> tuple[tuple[Move, ...], tuple[Load, ...]]:
+    """The moves and loads before ``plan`` can run, when living nodes hold ``holds``.
+
+    Raises:
+        InfeasibleError: a unit that somebody lacks has no living holder; ``rejected`` names each.
+    """
+    wanted = [(node, workload.units_of(frozenset(plan.placement[node]))) for node in plan.nodes]
+    if restore:
+        return (), tuple(Load(unit, node) for node, units in wanted for unit in _in_order(units, workload))
+    lacking = [(node, unit) for node, units in wanted for unit in _in_order(units - holds.get(node, frozenset()), workload)]
+    living = sorted((node for node in holds if node in plan.placement), key=node_number)
+    sources = {unit: [node for node in living if unit in holds[node]] for _, unit in lacking}
+    lost = {unit: "no living holder" for unit, nodes in sources.items() if not nodes}
+    if lost:
+        raise InfeasibleError(f"no living holder of {', '.join(lost)}", {str(unit): why for unit, why in lost.items()})
+    sent_bytes = dict.fromkeys(living, 0)
+    chosen: dict[tuple[NodeId, UnitName], Move] = {}
+    for node, unit in sorted(lacking, key=lambda pair: -workload.units[pair[1]].state_bytes):
+        source = min(sources[unit], key=lambda holder: sent_bytes[holder])
+        sent_bytes[source] += workload.units[unit].state_bytes
+        chosen[node, unit] = Move(unit, source, node, workload.units[unit].state_bytes)
+    return tuple(chosen[pair] for pair in lacking), ()
+
+
+def _in_order(units: frozenset[UnitName], workload: Workload) -> list[UnitName]:
+    return sorted(units, key=lambda name: (workload.units[name].layers, name))
