@@ -167,11 +167,28 @@ def read(path: Path) -> Iterator[Record]:
         if not text:
             continue
         try:
-            yield _decoder.decode(text)
+            yield _decoded(text)
         except msgspec.MsgspecError as error:
             if number == len(lines):
                 return
             raise ConfigError(f"{path}, line {number}: not a record of a run: {error}") from error
+
+
+def _decoded(text: bytes) -> Record:
+    """JSON has no word for what is not finite, so msgspec writes null: a loss was NaN, a candidate's default infinite."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.ValidationError:
+        raw: Any = msgspec.json.decode(text)
+        if not isinstance(raw, dict):
+            raise
+        raw = {key: float("nan") if value is None and key != "until" else value for key, value in raw.items()}
+        for candidate in raw["decision"]["candidates"] if raw.get("type") == "plan" else ():
+            for field in ("step_s", "value"):
+                if candidate[field] is None:
+                    del candidate[field]
+        found: Record = msgspec.convert(raw, Record, str_keys=True)
+        return found
 
 
 def to_builtins(value: Any) -> Any:
