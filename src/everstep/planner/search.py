@@ -214,7 +214,8 @@ def layouts(num_nodes: int, splits: Splits, workload: Workload, cluster: Cluster
     for lengths in partitions(num_nodes, longest):
         filled = water_fill([tables[length] for length in lengths], workload.num_micro_batches)
         if filled is not None:
-            found.append((_rounded(besides.step_s(filled[1], lengths)), len(set(lengths)), lengths, filled[0]))
+            estimate_s = _rounded(besides.step_s(filled[1], lengths))
+            found.append((estimate_s, max(lengths) - min(lengths), lengths, filled[0]))
     found.sort(key=lambda entry: entry[:2])
     several = [entry for entry in found if len(entry[2]) > 1]
     return [
@@ -266,15 +267,19 @@ def _rounded(seconds: float) -> float:
 Holds = Mapping[NodeId, frozenset[UnitName]]
 
 
-def assign(places: Sequence[tuple[int, int]], nodes: Sequence[NodeId], workload: Workload, holds: Holds) -> list[NodeId]:
-    """The node for each place so that the fewest bytes move; equal choices follow the order of ``nodes``."""
-    wanted = [workload.units_of(frozenset(range(first, end))) for first, end in places]
+def assign(
+    wanted: Sequence[frozenset[UnitName]], nodes: Sequence[NodeId], workload: Workload, holds: Holds,
+) -> list[NodeId]:
+    """The node for each place, of those at least as many, so that the fewest bytes move.
+
+    ``wanted``: the units that each place needs. Equal choices follow the order of ``nodes``.
+    """
     lacking = lacking_bytes(wanted, nodes, workload, holds)
-    if not lacking.any():
-        return list(nodes[: len(places)])
+    if not any(holds.get(node) for node in nodes):
+        return list(nodes[: len(wanted)])
     rows, columns = linear_sum_assignment(lacking)
     chosen = {int(column): nodes[int(row)] for row, column in zip(rows, columns, strict=True)}
-    return [chosen[place] for place in range(len(places))]
+    return [chosen[place] for place in range(len(wanted))]
 
 
 def lacking_bytes(
@@ -350,7 +355,8 @@ def best_priced(
     for busy in range(len(ranked) - idle, 0, -1):
         found = []
         for layout in layouts(busy, splits, workload, cluster, config.max_stages):
-            chosen = assign(layout.places, ranked, workload, holds or {})
+            wanted = [workload.units_of(frozenset(range(first, end))) for first, end in layout.places]
+            chosen = assign(wanted, ranked, workload, holds or {})
             plan = plan_of(layout, chosen, ranked, workload.num_layers, order)
             answer = priced(plan, workload, cluster)
             if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):

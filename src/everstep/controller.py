@@ -1,0 +1,199 @@
+"""Answers the protocol's request for a plan; the one place that knows both protocol and planner.
+
+It keeps what plans are made from: the workload with its measured costs, the plan before, the history of events. Facts come
+in as arguments, an order for all members and the decision behind it go out. No clock, socket, thread or random number is
+used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from everstep import plan as plans
+from everstep.cluster import Cluster, Link, Node
+from everstep.config import RunConfig
+from everstep.decision import Decision
+from everstep.errors import InfeasibleError
+from everstep.plan import Plan
+from everstep.planner import objective
+from everstep.planner.cost import SWITCH_S, Calibration, calibrated, step_seconds
+from everstep.planner.first import first_plan
+from everstep.planner.measure import measured
+from everstep.planner.moves import moves_for
+from everstep.planner.policy import CheckpointInfo, Situation, propose
+from everstep.protocol.messages import PlanOrdered, first_attempt
+from everstep.protocol.resolution import Resolution
+from everstep.quantities import HostId, NodeId, UnitName
+from everstep.view import View
+from everstep.workload import Workload
+
+Rollbacks = tuple[tuple[int, int, int], ...]
+
+INITIAL = "initial"
+"""What ``PlanOrdered.restore`` says for the weights made from the seed."""
+
+OBSERVED_EVERY = 10
+"""After the first steps only every so many-th is measured: a prediction costs the leader milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """What is known of the machines besides who is in: cores by host, the link, and how fast nodes are."""
+
+    host_cores: Mapping[HostId, int | None] = field(default_factory=dict)
+    link: Link = field(default_factory=Link)
+    speeds: Mapping[NodeId, float] = field(default_factory=dict)
+    """Absent: 1."""
+
+
+class Controller:
+    """Plans for one run. A new leader makes a new one and tells it the plan in the store with ``adopt``."""
+
+    def __init__(self, config: RunConfig, facts: ClusterFacts, *, started_s: float = 0.0, switch_s: float = SWITCH_S) -> None:
+        """``started_s``: when the run began, on the clock that ``answer`` is told. ``switch_s``: fixed cost of a change."""
+        self.config = config
+        self.facts = facts
+        self.workload: Workload | None = None
+        self.plan: Plan | None = None
+        self.cluster: Cluster | None = None
+        self.calibration = Calibration()
+        self.num_events = 0
+        self._started_s = started_s
+        self._switch_s = switch_s
+        self._num_observed = 0
+
+    def start(
+        self, view: View, workload: Workload, resume: CheckpointInfo | None, *, token: int = 0, num_spares: int = 0,
+        rollbacks: Rollbacks = (),
+    ) -> tuple[PlanOrdered, Decision]:
+        """The first plan of a run, from the initial weights or a checkpoint; ``num_spares`` nodes stay idle.
+
+        Raises:
+            InfeasibleError: nothing fits; ``rejected`` says why.
+        """
+        self.workload = workload
+        cluster = self._cluster_of(view)
+        step = resume.step if resume else 0
+        decision = first_plan(
+            view.nodes, self._calibrated(), cluster, self.config.planner, idle=num_spares,
+            split=self.config.engine.split_backward, view=view.number, step=step, redo_steps=self._redo_steps(),
+            cause=f"start from step {step}" if resume else "start",
+        )
+        order = PlanOrdered(
+            view=view.number, token=token, step=step, attempt=first_attempt(step, rollbacks), plan=decision.plan, union=None,
+            moves=(), loads=moves_for(decision.plan, {}, workload, restore=True)[1],
+            restore=resume.path if resume else INITIAL, rollbacks=rollbacks,
+        )
+        self._take(decision.plan, cluster, view)
+        return order, decision
+
+    def adopt(self, plan: Plan, workload: Workload, view: View) -> None:
+        """What is running already, for a leader that came later."""
+        self.workload = workload
+        self._take(plan, self._cluster_of(view), view)
+
+    def answer(
+        self, view: View, resolution: Resolution, lost: tuple[NodeId, ...], joined: tuple[NodeId, ...], cause: str,
+        now_s: float, token: int, checkpoint: CheckpointInfo | None, rollbacks: Rollbacks = (),
+    ) -> tuple[PlanOrdered | None, Decision | None, str]:
+        """The plan of ``view`` after an event, or None and why there is none. The third value is a reason in words.
+
+        After ``start`` or ``adopt``. With a restore the leader adds the roll-back; everything else is in the order.
+        """
+        assert self.plan is not None and self.workload is not None, "a run is started or adopted before it is answered for"
+        self.num_events += 1
+        situation = self._situation(view, resolution, lost, joined, now_s, checkpoint)
+        candidates = propose(situation)
+        try:
+            chosen = objective.choose(candidates)
+        except InfeasibleError as error:
+            return None, None, self._why_not(error, situation)
+        decision = Decision(
+            cause=cause, view=view.number, step=situation.step, lost=lost, gap_s=situation.gap_s,
+            candidates=objective.explained(candidates, chosen), chosen=chosen,
+        )
+        order = self._order(view, decision, resolution, situation, token, rollbacks)
+        self._take(decision.plan, situation.cluster, view)
+        return order, decision, decision.candidate.reason
+
+    def observe(self, times: Mapping[NodeId, Mapping[str, float]], step_s: float) -> None:
+        """What a full step under the present plan took, whole and by action; both move the costs that plans are made from."""
+        assert self.plan is not None and self.workload is not None and self.cluster is not None, "observed after the start"
+        self._num_observed += 1
+        if self._num_observed > OBSERVED_EVERY and self._num_observed % OBSERVED_EVERY:
+            return
+        self.workload = measured(self.workload, times)
+        if self.workload.measured:
+            predicted_s = step_seconds(self.plan, self.workload, self.cluster)
+            self.calibration = self.calibration.after(step_s, predicted_s)
+
+    def predicted_step_s(self) -> float:
+        """Seconds of a step under the present plan, as far as is known now."""
+        assert self.plan is not None and self.cluster is not None, "predicted after the start"
+        return step_seconds(self.plan, self._calibrated(), self.cluster)
+
+    def _situation(
+        self, view: View, resolution: Resolution, lost: tuple[NodeId, ...], joined: tuple[NodeId, ...], now_s: float,
+        checkpoint: CheckpointInfo | None,
+    ) -> Situation:
+        assert self.plan is not None, "checked by answer"
+        gap_s = objective.expected_gap_s(self.config.planner.gap_s, self.num_events, max(0.0, now_s - self._started_s))
+        holds: dict[NodeId, frozenset[UnitName]] = {node: resolution.holds.get(node, frozenset()) for node in view.nodes}
+        return Situation(
+            cluster=self._cluster_of(view), workload=self._calibrated(), plan=self.plan, holds=holds, lost=lost, joined=joined,
+            step=max(0, resolution.step if resolution.step is not None else 0), checkpoint=checkpoint, gap_s=gap_s,
+            config=self.config.planner, redo_steps=self._redo_steps(), switch_s=self._switch_s,
+        )
+
+    def _order(
+        self, view: View, decision: Decision, resolution: Resolution, situation: Situation, token: int, rollbacks: Rollbacks,
+    ) -> PlanOrdered:
+        candidate = decision.candidate
+        restores = candidate.way == "restore"
+        step = candidate.restore_step if restores and candidate.restore_step is not None else situation.step
+        attempt = resolution.attempt if step == resolution.step else first_attempt(step, rollbacks)
+        moves, loads = moves_for(decision.plan, situation.holds, situation.workload, restore=restores)
+        path = situation.checkpoint.path if situation.checkpoint else INITIAL
+        return PlanOrdered(
+            view=view.number, token=token, step=step, attempt=attempt, plan=decision.plan,
+            union=None if restores else resolution.union, moves=moves, loads=loads, restore=path if restores else None,
+            rollbacks=rollbacks,
+        )
+
+    def _take(self, plan: Plan, cluster: Cluster, view: View) -> None:
+        assert self.workload is not None, "planned with one"
+        wrong = plans.problems(plan, view, self.workload.num_layers)
+        assert not wrong, f"a plan of ours has problems: {wrong}"
+        self.plan, self.cluster = plan, cluster
+
+    def _calibrated(self) -> Workload:
+        assert self.workload is not None, "known after the start"
+        return calibrated(self.workload, self.calibration)
+
+    def _redo_steps(self) -> float:
+        """Half a checkpoint interval; without checkpoints all is at stake, and that grows: take the default interval."""
+        every = self.config.checkpoint.every_steps
+        return every / 2 if every else 50.0
+
+    def _cluster_of(self, view: View) -> Cluster:
+        nodes = {
+            member.node_id: Node(
+                node_id=member.node_id, host=member.host, memory_bytes=self.config.planner.worker_memory_bytes,
+                speed=self.facts.speeds.get(member.node_id, 1.0),
+            )
+            for member in view.members
+        }
+        return Cluster(nodes=nodes, host_cores=self.facts.host_cores, link=self.facts.link)
+
+    def _why_not(self, error: InfeasibleError, situation: Situation) -> str:
+        held = frozenset[UnitName]().union(*situation.holds.values())
+        lost = [
+            layer.name for index, layer in enumerate(situation.workload.layers)
+            if not situation.workload.units_of({index}) <= held
+        ]
+        newest = situation.checkpoint
+        words = [f"no plan fits: {error}"]
+        words.append(f"layers without a living holder: {', '.join(lost)}" if lost else "every layer has a living holder")
+        words.append(f"newest checkpoint: step {newest.step} at {newest.path}" if newest else "no checkpoint was written")
+        return "; ".join(words)

@@ -1,0 +1,16 @@
+"""A decision in one line; the whole table is ``decision.table``."""
+
+from __future__ import annotations
+
+from everstep.decision import Decision
+from everstep.quantities import human_seconds
+
+
+def summary(decision: Decision) -> str:
+    """``reroute chosen of 6 candidates: step 0.21 s, stall 0.03 s``."""
+    chosen = decision.candidate
+    count = len(decision.candidates)
+    of = f" of {count} candidates" if count > 1 else ""
+    back = f", back to step {chosen.restore_step}" if chosen.restore_step is not None else ""
+    stall = f", stall {human_seconds(chosen.stall_s)}" if chosen.way != "start" else ""
+    return f"{chosen.policy} chosen{of}: step {human_seconds(chosen.step_s)}{stall}{back}"

@@ -1,0 +1,54 @@
+"""The plan that a run starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from everstep.cluster import Cluster
+from everstep.config import PlannerConfig
+from everstep.decision import Candidate, Decision
+from everstep.plan import Order
+from everstep.planner import objective
+from everstep.planner.cost import is_shared
+from everstep.planner.policy import at_risk, layout_words
+from everstep.planner.search import best_priced, why_nothing_fits, with_best_order
+from everstep.quantities import NodeId
+from everstep.workload import Workload
+
+Split = Literal["auto", "on", "off"]
+
+
+def first_plan(
+    nodes: Sequence[NodeId], workload: Workload, cluster: Cluster, config: PlannerConfig, *, idle: int = 0,
+    split: Split = "off", view: int = 1, step: int = 0, redo_steps: float = 0.0, cause: str = "start",
+) -> Decision:
+    """The best layout of ``nodes``, ``idle`` of them left out as spares, as a decision with what it was compared with.
+
+    ``split``: ``auto`` splits backward only where each node has a device of its own and the step is predicted faster.
+
+    Raises:
+        InfeasibleError: nothing fits; ``rejected`` says for each number of stages why.
+    """
+    order = Order(split=split == "on")
+    found = best_priced(nodes, workload, cluster, config, order=order, idle=min(idle, len(nodes) - 1))
+    if not found:
+        raise why_nothing_fits(nodes, workload, cluster, config)
+    if split == "auto" and not is_shared(cluster):
+        found = [with_best_order(answer, workload, cluster, config) for answer in found]
+    candidates = [
+        Candidate(
+            policy="start", plan=answer.plan, way="start", step_s=answer.step_s, peak_bytes=answer.peak_bytes,
+            reason=layout_words(answer.plan),
+            value=objective.value(
+                batch=workload.batch, step_s=answer.step_s, stall_s=0.0, gap_s=config.gap_s,
+                at_risk=at_risk(answer.plan, workload), redo_steps=redo_steps,
+            ),
+        )
+        for answer in found
+    ]
+    chosen = objective.choose(candidates)
+    return Decision(
+        cause=cause, view=view, step=step, gap_s=config.gap_s, candidates=objective.explained(candidates, chosen),
+        chosen=chosen,
+    )
