@@ -66,6 +66,17 @@ class Exchange:
         """The answer, once it is held."""
         return self._union
 
+    @property
+    def parent(self) -> NodeId | None:
+        """Where the merged record goes and the union comes from; None at the root."""
+        rank = self.view.rank_of(self.node)
+        return self.view.nodes[(rank - 1) // 2] if rank else None
+
+    @property
+    def children(self) -> tuple[NodeId, ...]:
+        """Whose records come here, and who is sent the union."""
+        return _children(self.view.nodes, self.view.rank_of(self.node))
+
     def accepts(self, message: ExchangeMessage) -> bool:
         """Whether ``message`` belongs to this try of this step in this view."""
         return (message.view, message.step, message.attempt) == (self.view.number, self.step, self.attempt)
@@ -103,10 +114,9 @@ class Exchange:
         self._merged = record if self._merged is None else merge(self._merged, record)
         if not self._subtree.issubset(self._merged.nodes):
             return []
-        rank = self.view.rank_of(self.node)
-        if rank:
+        if self.parent is not None:
             self._sent_up = True
-            return [Send(self.view.nodes[(rank - 1) // 2], self._merged)]
+            return [Send(self.parent, self._merged)]
         return self._hold(self._union_of(self._merged))
 
     def _hold(self, union: Union) -> list[Effect]:
@@ -114,8 +124,7 @@ class Exchange:
             mark("commit.second-union-dropped")
             return []
         self._union = union
-        children = _children(self.view.nodes, self.view.rank_of(self.node))
-        return [*(Send(child, union) for child in children), Committed(union)]
+        return [*(Send(child, union) for child in self.children), Committed(union)]
 
     def _union_of(self, record: Prepared) -> Union:
         missing = self._missing(record)

@@ -158,8 +158,9 @@ class ChangeState:
     """Get what ``order`` gives this node; answer ``StateMoved`` or ``MoveFailed``.
 
     ``follow``: first apply ``order.union`` to the sums that are kept. ``drop_begun``: forget sums of the step about to be
-    run. ``discard``: what is held is of another step than ``order.step``; forget it. Afterwards the node's state is that
-    of ``order.step``, also where it holds nothing yet, and ``order.union``, if there is one, is the union it keeps.
+    run. ``discard``: what is held, the union included, is of another step than ``order.step`` or of another line; forget
+    it. Afterwards the node's state is that of ``order.step``, also where it holds nothing yet, and ``order.union``, if
+    there is one, is the union it keeps.
     """
 
     order: PlanOrdered

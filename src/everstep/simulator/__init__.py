@@ -1,1 +1,1 @@
-"""Pretend time, network and faults under the same protocol and planner. Needs no torch."""
+"""A pretend world under the real protocol: time, network, nodes, store and faults, all from one seed."""
