@@ -248,7 +248,7 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], tuple[Phase, ...]] = {
     (P.PLANNING, PlanAnswered): (P.WRITING, P.ENDED),
     (P.SWAPPING, PlanAnswered): (P.SWAPPING,),
     (P.WRITING, PlanWritten): (P.MOVING, P.ENDED),
-    (P.SWAPPING, PlanWritten): (P.SWAPPING, P.ENDED),
+    (P.SWAPPING, PlanWritten): (P.SWAPPING,),
     (P.MOVING, ReadyCame): (P.MOVING, P.TRAINING, P.BOUNDARY_WANTED),
     (P.SWAPPING, ReadyCame): (P.SWAPPING,),
     (P.BOUNDARY_WANTED, BoundaryCame): _REMOVAL,
@@ -416,7 +416,9 @@ class Leader:
         if self._removals:
             return [*fences, *self._swap()]
         self.phase = Phase.COLLECTING
-        return [*fences, *self._to_all(ViewOrdered(self.view, self._token))]
+        # Those who were removed are told too: who is alive after all stops by itself, should the fence come late.
+        told = (*self.view.nodes, *removed)
+        return [*fences, *(SendMember(node, ViewOrdered(self.view, self._token)) for node in told)]
 
     # What they hold, and what they get.
 
@@ -458,10 +460,12 @@ class Leader:
         return msgspec.structs.replace(order, attempt=attempt, rollbacks=rollbacks)
 
     def _written(self, won: bool) -> list[Effect]:
+        if self.phase is not Phase.WRITING:
+            # Our own swap may have overtaken the write, which then finds its view gone: no sign of another leader.
+            mark("leader.plan-overtaken")
+            return []
         if not won:
             return self._end(f"the plan of view {self._current().number} was not taken: another leads")
-        if self.phase is not Phase.WRITING:
-            return []
         assert self._order is not None, "WRITING is reached through an order"
         self.phase = Phase.MOVING
         return self._to_all(self._order)

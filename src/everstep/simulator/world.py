@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 from everstep.protocol import leader, member
@@ -38,7 +39,7 @@ class Scenario:
     num_steps: int
     model: Model
     faults: tuple[faults.Fault, ...]
-    checkpoint_every: int = 3
+    checkpoint_every: int = 2
     heal_s: float = 0.6
     settle_s: float = 20.0
     rules: Rules = field(default_factory=Rules)
@@ -62,7 +63,7 @@ def random_scenario(seed: int, rules: Rules | None = None) -> Scenario:
     num_steps = chance.randint(4, 8)
     return Scenario(
         seed=seed, num_nodes=chance.randint(2, 8), num_steps=num_steps, model=random_model(chance),
-        faults=faults.draw(chance, until_s=0.03 * num_steps), rules=rules or Rules(),
+        faults=faults.draw(chance, until_s=0.03 * num_steps), rules=rules or Rules(), checkpoint_every=chance.randint(1, 4),
     )
 
 
@@ -170,10 +171,10 @@ class World:
                     self.network.slow[node, node] = 20.0
                     self.agent.handle(leader.NodeLost(node, "silent"))
             case faults.CutLink():
-                self._cut(*self._some(2))
+                self._cut(self._some(2))
             case faults.SlowLink(factor=factor, into_node=into_node):
-                ends = self._some(2)
-                self.network.slow[ends[0], ends[0] if into_node else ends[-1]] = factor
+                for source in self._some(1):
+                    self.network.slow[source, source if into_node else self._some(1)[0]] = factor
             case faults.Join():
                 self._start_node()
             case faults.WantFlag():
@@ -205,8 +206,8 @@ class World:
             if self.kernel.random.random() < 0.3:
                 self._reset(peer, node)
 
-    def _cut(self, a: NodeId, b: NodeId | None = None) -> None:
-        if b is not None:
+    def _cut(self, ends: list[NodeId]) -> None:
+        for a, b in combinations(ends, 2):
             self.network.cut(a, b)
             self._reset(a, b)
             self._reset(b, a)
