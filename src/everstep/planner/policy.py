@@ -13,6 +13,7 @@ A node that joins stays idle except under ``repartition`` and ``spare``. Every l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -199,7 +200,8 @@ def repartition(situation: Situation) -> list[Candidate]:
     found = _layouts(situation, situation.holds)
     if not found:
         return [_no_answer("repartition", _why_nothing_fits(situation))]
-    return [_candidate(situation, "repartition", answer, "blocking") for answer in found[:REPARTITIONS]]
+    candidates = [_candidate(situation, "repartition", answer, "blocking") for answer in found[:REPARTITIONS]]
+    return [candidate for candidate in candidates if candidate.feasible] or candidates[:1]
 
 
 def restore(situation: Situation) -> list[Candidate]:
@@ -289,8 +291,10 @@ def at_risk(plan: Plan, workload: Workload) -> float:
 
 
 def layout_words(plan: Plan) -> str:
-    """``4+3``: the lengths of the pipelines, longest first."""
-    return "+".join(str(length) for length in sorted((len(route) for route in plan.pipelines()), reverse=True))
+    """``4+3``, or ``2×3+12×2`` where there are many: how long the pipelines are, longest first."""
+    lengths = Counter(len(route) for route in plan.pipelines())
+    words = [f"{count}×{length}" if count > 2 else "+".join([str(length)] * count) for length, count in lengths.items()]
+    return "+".join(word for _, word in sorted(zip(lengths, words, strict=True), reverse=True))
 
 
 def _no_answer(policy: str, reason: str) -> Candidate:
