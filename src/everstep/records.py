@@ -102,7 +102,8 @@ class EventSeen(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
     policy: str
     decision: str
     """The decision in one line."""
-    detect_s: float
+    detect_s: float | None
+    """From the moment it happened to the moment it was known; None where nobody knows when it happened."""
     decide_s: float
     stall_s: float
     step_s_before: float
@@ -144,6 +145,9 @@ Record = (
     | CheckpointWritten | RunEnded
 )
 
+_NULLABLE = ("until", "detect_s")
+"""Fields of records that may be None; null in any other stands for a number that is not finite."""
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Record)
 
@@ -182,7 +186,7 @@ def _decoded(text: bytes) -> Record:
         raw: Any = msgspec.json.decode(text)
         if not isinstance(raw, dict):
             raise
-        raw = {key: float("nan") if value is None and key != "until" else value for key, value in raw.items()}
+        raw = {key: float("nan") if value is None and key not in _NULLABLE else value for key, value in raw.items()}
         for candidate in raw["decision"]["candidates"] if raw.get("type") == "plan" else ():
             for field in ("step_s", "value"):
                 if candidate[field] is None:

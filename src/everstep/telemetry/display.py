@@ -15,15 +15,17 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from everstep import records
-from everstep.telemetry import grid
+from everstep.telemetry import grid, words
 from everstep.telemetry.status import Status, Tracker, progress
 
 _PLAIN_LINES = 20
 """Lines of progress in a whole run where there is no terminal."""
+
+_REDRAW_AFTER_S = 0.1
+"""Steps may be shorter than a picture takes to draw, and it is the agent that waits for it."""
 
 
 class Logs:
@@ -59,7 +61,7 @@ class Display:
         self._console, self._title = console, title
         self._logs = None if logs is None else Logs(logs)
         self._live: Live | None = None
-        self._told_step = -1
+        self._drawn_s = float("-inf")
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -79,14 +81,16 @@ class Display:
 
     def on(self, record: records.Record) -> None:
         """Take a record and show what it changes."""
-        before = self.tracker.status
         self.tracker.on(record)
-        self._print_logs()
+        now = self.tracker.status
+        if not isinstance(record, records.StepSeen) or not 0 <= now.time_s - self._drawn_s < _REDRAW_AFTER_S:
+            self._drawn_s = now.time_s
+            self._print_logs()
+            if self._live is not None:
+                self._live.update(self.render(), refresh=True)
         if self._live is None:
-            for line in self._plain(record, before, self.tracker.status):
+            for line in self._plain(record, now):
                 self._say(line)
-        else:
-            self._live.update(self.render(), refresh=True)
 
     def render(self) -> RenderableType:
         """The picture of the moment."""
@@ -108,10 +112,10 @@ class Display:
         # What a script prints may look like markup; it is text.
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _plain(self, record: records.Record, before: Status, now: Status) -> Iterator[str]:
+    def _plain(self, record: records.Record, now: Status) -> Iterator[str]:
         match record:
             case records.PlanCommitted():
-                yield f"plan by {record.policy} from step {record.step}:"
+                yield f"{words.plan_by(record.policy)}, from step {record.step}:"
                 yield from (f"  {line}" for line in grid.text(grid.grid(record.plan, frozenset(now.lost))).splitlines())
             case records.StepSeen():
                 every = max(1, (now.until or 0) // _PLAIN_LINES)
@@ -125,9 +129,7 @@ class Display:
                 return
 
 
-def end_panel(words: str, *, well: bool) -> Table:
+def last_words(sentences: str, *, well: bool) -> Text:
     """The last words of a run, with a green or a red bar beside them."""
-    table = Table.grid(padding=(0, 1))
-    for line in words.splitlines():
-        table.add_row(Text("┃", style="green" if well else "red"), Text(line, overflow="fold"))
-    return table
+    bar = ("┃ ", "green" if well else "red")
+    return Text("\n").join(Text.assemble(bar, line) for line in sentences.splitlines())

@@ -53,8 +53,8 @@ def explain(run: Run, number: int | None = None) -> tuple[Explanation, ...]:
 def text(explanation: Explanation) -> str:
     """The decision's own table under its number, and what came of it."""
     measured = explanation.step_s_measured
-    lines = [f"decision {explanation.number}, after {human_seconds(explanation.time_s)}",
-             decision_text(explanation.decision)]
+    when = "" if explanation.number == 1 else f", after {human_seconds(explanation.time_s)}"
+    lines = [f"decision {explanation.number}{when}", decision_text(explanation.decision)]
     if measured is not None:
         predicted = explanation.decision.candidate.step_s
         lines.append(f"a step was predicted to take {human_seconds(predicted)} and took {human_seconds(measured)} (median)")

@@ -156,7 +156,7 @@ def text(value: Status, directory: Path) -> str:
     state = value.outcome or "no end is recorded: it goes on, or its agent was killed"
     lines = [f"{directory}: {value.script}", f"{state}{': ' + value.message if value.message else ''}", progress(value)]
     if value.loss is not None:
-        lines.append(f"view {value.view} of {words.counted(len(value.nodes), 'node')}, plan by {value.policy}")
+        lines.append(f"view {value.view} of {words.counted(len(value.nodes), 'node')}, {words.plan_by(value.policy)}")
     if value.plan is not None:
         lines += [f"  {line}" for line in grid.text(grid.grid(value.plan, frozenset(value.lost))).splitlines()]
     lines += [f"- {sentence}" for sentence in value.events]

@@ -26,6 +26,11 @@ def event(seen: records.EventSeen, places: Mapping[NodeId, int], num_candidates:
     return "; ".join(parts)
 
 
+def plan_by(policy: str) -> str:
+    """``plan by reroute``; what a run begins with is the first plan."""
+    return "first plan" if policy == "start" else f"plan by {policy}"
+
+
 def rollback(record: records.RolledBack) -> str:
     """``state was lost; back from step 57 to step 50``."""
     return f"state was lost; back from step {record.from_step} to step {record.to_step}"
@@ -38,10 +43,12 @@ def summary(value: Summary, wall_s: float, directory: Path) -> str:
     lost = [seen for seen in value.events if seen.kind in ("lost", "silent")]
     if lost:
         workers = sum(len(seen.node.split(",")) for seen in lost)
-        stall, detect = (statistics.median(times) for times in ([e.stall_s for e in lost], [e.detect_s for e in lost]))
+        noticed = [seen.detect_s for seen in lost if seen.detect_s is not None]
+        within = f", noticed within {human_seconds(statistics.median(noticed))}" if noticed else ""
+        stall_s = statistics.median(seen.stall_s for seen in lost)
         lines.append(
-            f"Survived {counted(len(lost), 'failure')} of {counted(workers, 'worker')}: median stall {human_seconds(stall)}, "
-            f"noticed within {human_seconds(detect)}"
+            f"Survived {counted(len(lost), 'failure')} of {counted(workers, 'worker')}: "
+            f"median stall {human_seconds(stall_s)}{within}"
         )
     lines += [f"Went back from step {back.from_step} to {back.to_step}" for back in value.rolled_back]
     lines.append(f"{value.samples_lost} samples lost, {value.samples_repeated} repeated, {value.samples_seen:,} counted")
