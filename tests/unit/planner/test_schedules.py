@@ -1,0 +1,127 @@
+"""The three rules of ``planner.schedules``, and how good the schedules are."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+
+from everstep import schedule as schedules
+from everstep.plan import Hop, Order, Plan
+from everstep.planner.schedules import order_of, streams
+from everstep.schedule import REDUCE, Action, Kind, one_f_one_b, peak_activations
+
+from .worlds import grid_plan, node, plans, slow_makespan_s, workload_of
+
+FUSED = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.WEIGHT: 0}
+SPLIT = {Kind.FORWARD: 1, Kind.BACKWARD: 1, Kind.WEIGHT: 1}
+
+
+@settings(max_examples=300, deadline=None)
+@given(plans())
+def test_no_plan_gives_a_schedule_with_problems(plan: Plan) -> None:
+    assert schedules.problems(order_of(plan), plan) == []
+
+
+@pytest.mark.parametrize(("num_pipelines", "num_stages", "each"), [(1, 1, 4), (1, 4, 8), (2, 4, 6), (1, 8, 3), (3, 2, 5)])
+def test_plain_pipelines_get_one_f_one_b(num_pipelines: int, num_stages: int, each: int) -> None:
+    schedule = order_of(grid_plan(num_pipelines, num_stages, each))
+    for d in range(num_pipelines):
+        for stage in range(num_stages):
+            expected = [
+                Action(action.kind, action.hop, action.micro_batch * num_pipelines + d)
+                for action in one_f_one_b(stage, num_stages, each)
+            ]
+            assert list(schedule[node(d * num_stages + stage)]) == [*expected, REDUCE]
+
+
+def test_even_stages_of_several_layers_get_one_f_one_b_too() -> None:
+    route = (Hop(node(0), 0, 3), Hop(node(1), 3, 6))
+    plan = Plan(num_layers=6, placement={node(0): (0, 1, 2), node(1): (3, 4, 5)}, routes=(route,) * 5)
+    assert order_of(plan)[node(0)][:-1] == one_f_one_b(0, 2, 5)
+    assert order_of(plan)[node(1)][:-1] == one_f_one_b(1, 2, 5)
+
+
+# What an exact solver needs: fused with one slot more where rerouted, fused + 2 slots, split + 2 slots, split + 4 slots.
+SOLVED = [
+    ((3, 4, 6), [(1, 0)], 31, 28, 27),
+    ((3, 4, 6), [(1, 1)], 32, 28, 28),
+    ((3, 4, 6), [(1, 2)], 33, 29, 29),
+    ((3, 4, 6), [(1, 1), (0, 2)], 33, 29, 29),
+    ((4, 4, 8), [(1, 2)], 39, 35, 35),
+    ((8, 4, 8), [(1, 2)], 36, 32, 32),
+    ((4, 8, 16), [(1, 4)], 82, 73, 70),
+]
+
+
+@pytest.mark.parametrize(("shape", "lost", "fused", "split", "roomy"), SOLVED)
+def test_rerouted_schedules_are_within_two_slots_of_an_exact_solver(
+    shape: tuple[int, int, int], lost: list[tuple[int, int]], fused: int, split: int, roomy: int,
+) -> None:
+    for order, seconds, solved in [
+        (Order(extra_slots=2), FUSED, fused),
+        (Order(split=True, extra_slots=2), SPLIT, split),
+        (Order(split=True, extra_slots=4), SPLIT, roomy),
+    ]:
+        plan = grid_plan(*shape, order=order, lost=lost)
+        assert slow_makespan_s(order_of(plan), plan, seconds) <= solved + 2
+
+
+def test_a_plain_node_holds_no_more_activations_than_one_f_one_b() -> None:
+    schedule = order_of(grid_plan(2, 4, 8))
+    assert [peak_activations(schedule[node(stage)]) for stage in range(4)] == [4, 3, 2, 1]
+
+
+def test_extra_slots_are_used_and_not_exceeded() -> None:
+    schedule = order_of(grid_plan(2, 4, 12, order=Order(split=True, extra_slots=2)))
+    assert max(peak_activations(schedule[node(stage)]) - (4 - stage) for stage in range(4)) == 2
+
+
+def test_a_node_that_serves_another_stream_holds_one_more() -> None:
+    schedule = order_of(grid_plan(2, 3, 6, lost=[(1, 1)]))
+    assert peak_activations(schedule[node(1)]) == 3
+
+
+def test_a_rerouted_micro_batch_stays_in_the_stream_it_started_in() -> None:
+    plan = grid_plan(2, 3, 2, lost=[(1, 1)])
+    assert streams(plan.routes) == (node(0), node(3), node(0), node(3))
+
+
+def test_routes_that_cross_do_not_lock_each_other_out() -> None:
+    there = (Hop(node(0), 0, 1), Hop(node(1), 1, 2))
+    back = (Hop(node(1), 0, 1), Hop(node(0), 1, 2))
+    plan = Plan(num_layers=2, placement={node(0): (0, 1), node(1): (0, 1)}, routes=(there, back) * 6)
+    assert schedules.problems(order_of(plan), plan) == []
+
+
+def test_weight_gradients_come_when_nothing_else_can_be_done() -> None:
+    plan = grid_plan(1, 2, 3, order=Order(split=True))
+    assert " ".join(map(str, order_of(plan)[node(1)])) == "1F0 1B0 1W0 1F1 1B1 1W1 1F2 1B2 1W2 R"
+    assert " ".join(map(str, order_of(plan)[node(0)][:4])) == "0F0 0F1 0B0 0W0"
+
+
+def test_spares_do_nothing_and_idle_holders_only_reduce() -> None:
+    route = (Hop(node(0), 0, 1),)
+    plan = Plan(num_layers=1, placement={node(0): (0,), node(1): (0,), node(2): ()}, routes=(route,))
+    assert order_of(plan)[node(1)] == (REDUCE,)
+    assert order_of(plan)[node(2)] == ()
+
+
+def test_a_partial_batch_has_only_its_micro_batches() -> None:
+    schedule = order_of(grid_plan(2, 2, 4), 3)
+    assert {action.micro_batch for order in schedule.values() for action in order} == {0, 1, 2}
+
+
+def test_given_times_are_used_instead_of_one_unit_a_layer() -> None:
+    plan = grid_plan(2, 3, 6, lost=[(1, 1)])
+    slow_end = workload_of(3, 12, seconds=[9.0, 1.0, 1.0])
+    assert order_of(plan, workload=slow_end)[node(1)] != order_of(plan)[node(1)]
+
+
+def test_thirty_two_micro_batches_on_eight_nodes_are_arranged_within_ten_milliseconds_of_processor_time() -> None:
+    plan = grid_plan(2, 4, 16)
+    begun_s = time.process_time()
+    for _ in range(10):
+        order_of(plan)
+    assert (time.process_time() - begun_s) / 10 < 0.01

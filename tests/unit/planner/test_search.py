@@ -1,0 +1,220 @@
+"""The search against brute force, and the rules for batch, places and memory."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise, permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep import plan as plans
+from everstep.config import PlannerConfig
+from everstep.errors import InfeasibleError
+from everstep.plan import Hop, Order, Plan
+from everstep.planner.cost import step_seconds
+from everstep.planner.first import first_plan
+from everstep.planner.memory import node_bytes
+from everstep.planner.search import (
+    Splits,
+    assign,
+    best_plans,
+    interleaved,
+    lacking_bytes,
+    partitions,
+    water_fill,
+    why_nothing_fits,
+)
+from everstep.view import Member, View
+
+from .worlds import cluster_of, node, workload_of
+
+FREE = PlannerConfig()
+
+
+def view_of(plan: Plan) -> View:
+    return View(1, tuple(Member(member) for member in plan.nodes))
+
+
+def pipeline(bounds: tuple[tuple[int, int], ...], num_micro_batches: int, num_layers: int) -> Plan:
+    route = tuple(Hop(node(stage), first, end) for stage, (first, end) in enumerate(bounds))
+    placement = {hop.node: tuple(hop.layers) for hop in route}
+    return Plan(num_layers=num_layers, placement=placement, routes=(route,) * num_micro_batches)
+
+
+def all_splits(num_layers: int, num_stages: int) -> list[tuple[tuple[int, int], ...]]:
+    cuts = [(0, *chosen, num_layers) for chosen in combinations(range(1, num_layers), num_stages - 1)]
+    return [tuple(pairwise(edges)) for edges in cuts]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=6), st.integers(1, 4), st.integers(1, 8))
+def test_a_split_is_within_a_few_per_cent_of_the_best_of_all_splits(times: list[int], num_stages: int, each: int) -> None:
+    num_stages = min(num_stages, len(times))
+    workload, cluster = workload_of(len(times), each, seconds=[float(t) for t in times]), cluster_of(num_stages)
+    splits = Splits(workload, None)
+    found = pipeline(splits.bounds(num_stages, each), each, len(times))
+    every = [pipeline(bounds, each, len(times)) for bounds in all_splits(len(times), num_stages)]
+    best_s = min(step_seconds(plan, workload, cluster) for plan in every)
+    assert splits.seconds(num_stages)[each - 1] <= best_s + 1e-9, "the bound is a bound"
+    assert step_seconds(found, workload, cluster) <= best_s * 1.2
+
+
+def test_even_layers_are_split_evenly() -> None:
+    assert Splits(workload_of(8, 8), None).bounds(4, 8) == ((0, 2), (2, 4), (4, 6), (6, 8))
+
+
+def test_a_split_obeys_the_memory_limit() -> None:
+    workload = workload_of(6, 4, state_bytes=8, gradient_bytes=2, activation_bytes=1)
+    splits = Splits(workload, 33)
+    for first, end in splits.bounds(3, 4):
+        assert 10 * (end - first) <= 33
+    assert Splits(workload, 9).seconds(6)[0] == float("inf")
+
+
+def test_what_the_fullest_stage_needs_at_least_is_told() -> None:
+    workload = workload_of(5, 4, state_bytes=8, gradient_bytes=2, activation_bytes=0)
+    assert [Splits(workload, None).least_bytes(stages) for stages in (1, 2, 5)] == [50, 30, 10]
+
+
+def test_partitions_are_all_ways_and_no_way_twice() -> None:
+    assert sorted(partitions(5, 3)) == [(1, 1, 1, 1, 1), (2, 1, 1, 1), (2, 2, 1), (3, 1, 1), (3, 2)]
+    for many in (17, 64):
+        found = list(partitions(many, 16))
+        assert all(sum(lengths) == many and max(lengths) <= 16 for lengths in found)
+        assert len(found) == len(set(found))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 5), min_size=6, max_size=6), min_size=1, max_size=3), st.integers(1, 6))
+def test_the_batch_is_shared_so_that_the_slowest_is_as_fast_as_can_be(steps: list[list[int]], total: int) -> None:
+    tables = [[float(sum(row[: m + 1])) for m in range(6)] for row in steps]
+    filled = water_fill(tables, total)
+    if len(tables) > total:
+        assert filled is None
+        return
+    ways: list[list[int]] = [[]]
+    for _ in tables:
+        ways = [[*way, share] for way in ways for share in range(1, total + 1)]
+    best_s = min(
+        max(table[share - 1] for table, share in zip(tables, way, strict=True)) for way in ways if sum(way) == total
+    )
+    assert filled is not None
+    assert (sum(filled[0]), filled[1]) == (total, best_s)
+
+
+def test_faster_pipelines_get_more_of_the_batch() -> None:
+    tables = [[speed * m for m in range(1, 11)] for speed in (2.0, 3.4, 5.0)]
+    assert water_fill(tables, 10) == ((5, 3, 2), pytest.approx(10.2))
+
+
+def test_any_first_part_of_the_batch_is_shared_like_the_whole() -> None:
+    taken = interleaved((5, 3, 2))
+    assert [taken.count(index) for index in range(3)] == [5, 3, 2]
+    assert sorted(taken[:5]) == [0, 0, 1, 1, 2] or sorted(taken[:5]) == [0, 0, 0, 1, 2]
+    assert set(taken[:3]) == {0, 1, 2}
+
+
+def test_a_newcomer_in_a_pipeline_of_nine_layers_costs_two_layers_to_move() -> None:
+    """Nodes hold (0,1,2), (3,4,5), (6,7,8) and nothing; four places share nine layers, the first a single one."""
+    workload = workload_of(9, 1, state_bytes=1)
+    holds = {
+        node(0): workload.units_of({0, 1, 2}), node(1): workload.units_of({3, 4, 5}),
+        node(2): workload.units_of({6, 7, 8}), node(3): frozenset(),
+    }
+    places = [workload.units_of(layers) for layers in ({0, 1}, {2, 3}, {4, 5}, {6, 7, 8})]
+    nodes = [node(number) for number in range(4)]
+    cost = lacking_bytes(places, nodes, workload, holds)
+    chosen = assign(places, nodes, workload, holds)
+    total = sum(cost[nodes.index(member), place] for place, member in enumerate(chosen))
+    assert total == min(sum(cost[row, place] for place, row in enumerate(rows)) for rows in permutations(range(4))) == 2
+    assert cost.tolist() == [[0, 1, 2, 3], [2, 1, 0, 3], [2, 2, 2, 0], [2, 2, 2, 3]]
+    assert chosen == [node(0), node(3), node(1), node(2)]
+
+
+def test_eight_nodes_become_two_pipelines_of_four_when_cores_are_shared() -> None:
+    workload = workload_of(8, 8, optimizer_s=0.5)
+    found = best_plans([node(k) for k in range(8)], workload, cluster_of(8, cores=2), FREE)
+    assert [len(route) for route in found[0].pipelines()] == [4, 4]
+    assert len({plan.hash() for plan in found}) == len(found)
+
+
+def test_plans_come_by_predicted_step_time() -> None:
+    workload, cluster = workload_of(8, 16), cluster_of(7)
+    seconds = [step_seconds(plan, workload, cluster) for plan in best_plans(list(cluster.nodes), workload, cluster, FREE)]
+    assert seconds == sorted(seconds) and len(seconds) > 1
+
+
+def test_a_layout_that_survives_every_single_loss_comes_before_any_other() -> None:
+    found = best_plans([node(0), node(1)], workload_of(4, 8), cluster_of(2, cores=1), FREE)
+    assert all(len(plan.holders(layer)) == 2 for plan in found for layer in range(4))
+
+
+def test_nodes_stay_idle_only_where_no_layout_uses_them() -> None:
+    workload = workload_of(2, 2)
+    found = best_plans([node(k) for k in range(7)], workload, cluster_of(7), FREE)
+    assert all(len(plan.spares) == 3 for plan in found)
+    assert found[0].spares == (node(4), node(5), node(6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 7), st.integers(1, 10), st.integers(20, 120))
+def test_whatever_is_found_may_run_and_fits(num_nodes: int, num_layers: int, each: int, cap: int) -> None:
+    workload = workload_of(num_layers, each, state_bytes=9, gradient_bytes=3, activation_bytes=2)
+    cluster = cluster_of(num_nodes, memory_bytes=cap)
+    for plan in best_plans(list(cluster.nodes), workload, cluster, FREE):
+        assert plans.problems(plan, view_of(plan), num_layers) == []
+        assert len(plan.routes) == each
+        assert max(node_bytes(plan, workload).values()) <= cap
+
+
+def test_pipelines_are_no_longer_than_max_stages() -> None:
+    found = best_plans([node(k) for k in range(6)], workload_of(6, 12), cluster_of(6), PlannerConfig(max_stages=2))
+    assert max(len(route) for plan in found for route in plan.routes) == 2
+
+
+def test_memory_makes_pipelines_longer() -> None:
+    workload = workload_of(4, 8, state_bytes=9, gradient_bytes=1, activation_bytes=0)
+    tight = PlannerConfig(worker_memory_bytes=10)
+    assert {len(route) for route in best_plans([node(k) for k in range(8)], workload, cluster_of(8), tight)[0].routes} == {4}
+
+
+def test_what_does_not_fit_says_so_for_each_number_of_stages() -> None:
+    workload = workload_of(2, 4, state_bytes=24_000_000, gradient_bytes=8_000_000)
+    config = PlannerConfig(worker_memory_bytes=16_000_000)
+    error = why_nothing_fits([node(k) for k in range(3)], workload, cluster_of(3), config)
+    assert error.rejected == {
+        "1 stage": "n0 needs 64.0 MB of 16.0 MB", "2 stages": "n0 needs 32.0 MB of 16.0 MB",
+        "3 stages": "3 stages but only 2 layers",
+    }
+    with pytest.raises(InfeasibleError, match=r"n0 needs 32\.0 MB of 16\.0 MB"):
+        first_plan([node(k) for k in range(3)], workload, cluster_of(3), config)
+
+
+def test_the_first_plan_leaves_as_many_nodes_idle_as_are_asked_for() -> None:
+    decision = first_plan([node(k) for k in range(5)], workload_of(4, 8), cluster_of(5), FREE, idle=1)
+    assert len(decision.plan.spares) == 1
+    assert decision.candidate.way == "start"
+
+
+def test_backward_is_split_when_devices_are_own_and_it_is_faster() -> None:
+    workload, nodes = workload_of(8, 4), [node(k) for k in range(8)]
+    tight = PlannerConfig(worker_memory_bytes=130)
+    assert first_plan(nodes, workload, cluster_of(8), tight, split="auto").plan.order.split
+    assert not first_plan(nodes, workload, cluster_of(8, cores=2), tight, split="auto").plan.order.split
+    assert first_plan(nodes, workload, cluster_of(8, cores=2), tight, split="on").plan.order.split
+    assert not first_plan(nodes, workload, cluster_of(8), tight, split="off").plan.order.split
+
+
+def test_the_order_of_a_plan_is_the_one_that_was_asked_for() -> None:
+    found = best_plans([node(0)], workload_of(2, 2), cluster_of(1), FREE, order=Order(split=True))
+    assert found[0].order == Order(split=True)
+
+
+def test_names_of_nodes_do_not_choose_the_layout() -> None:
+    workload, cluster = workload_of(6, 6), cluster_of(9)
+    low = best_plans([node(k) for k in range(5)], workload, cluster, FREE)[0]
+    high = best_plans([node(k) for k in range(4, 9)], workload, cluster, FREE)[0]
+    assert [[(hop.first, hop.end) for hop in route] for route in low.routes] == [
+        [(hop.first, hop.end) for hop in route] for route in high.routes
+    ]
