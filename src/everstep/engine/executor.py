@@ -100,6 +100,10 @@ class Executor:
         """Put ``flag`` into the prepared records from now on, until a union has it. May be called from another thread."""
         self._flags = self._flags | {flag}
 
+    def lower_flag(self, flag: str) -> None:
+        """Take back a flag that no union has had yet."""
+        self._flags = self._flags - {flag}
+
     def run(self, step: int, attempt: int) -> Union:
         """One attempt of ``step``, up to and with its application.
 

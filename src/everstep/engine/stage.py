@@ -128,7 +128,7 @@ class Stage:
         if isinstance(loss, Tensor) and loss.numel() == 1:
             count = count_of(item)
             if count is None:
-                raise UnsupportedError("a mean loss needs an item with a tensor to count samples by: return (sum, count) instead")
+                raise UnsupportedError("the item has no tensor to count samples by: the loss must return (sum, count)")
             return loss.reshape(()) * count, float(count)
         raise UnsupportedError(
             f"loss must return one number as a tensor (the mean over the micro-batch), or (sum, count); got {loss!r:.60}"

@@ -13,10 +13,10 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
 from everstep.engine.links import Key, Mailbox, Parcel
 from everstep.engine.state import as_bytes, tensor_from
@@ -43,7 +43,9 @@ _decoder = msgspec.msgpack.Decoder(_Header)
 def frame(parcel: Parcel) -> list[bytes | memoryview]:
     """A parcel as the pieces that go on the wire."""
     note = encode(parcel.note) if parcel.key.kind == "exchange" else parcel.note
-    header = _encoder.encode(_Header(tuple(parcel.key), note, [(dtype_name(t), tuple(t.shape)) for t in parcel.tensors]))
+    key = parcel.key
+    fields = (key.view, key.step, key.attempt, key.kind, key.micro_batch, key.hop, key.source, key.name)
+    header = _encoder.encode(_Header(fields, note, [(dtype_name(t), tuple(t.shape)) for t in parcel.tensors]))
     return [_LENGTH.pack(len(header)) + header, *(as_bytes(tensor) for tensor in parcel.tensors)]
 
 
@@ -222,13 +224,6 @@ class TcpLinks:
 
 def _cut(connection: socket.socket) -> None:
     """Shut down first: closing alone does not wake a thread that is blocked on the socket."""
-    try:
+    with suppress(OSError):  # never connected, or the peer was faster
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # never connected, or the peer was faster
     connection.close()
-
-
-def tensors_bytes(tensors: list[Tensor]) -> int:
-    """What the tensors of a parcel weigh on the wire."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -270,9 +270,10 @@ _CURRENT_ONLY = (ReportCame, PlanAnswered, PlanWritten, ReadyCame, BoundaryCame,
 class Leader:
     """Decides who is in and when training goes on; carries out nothing."""
 
-    def __init__(self, *, token: int, num_members: int, stuck_grace_s: float = 0.5) -> None:
+    def __init__(self, *, token: int, num_members: int, newest_view: int = 0, stuck_grace_s: float = 0.5) -> None:
         """Waits for ``num_members`` processes (workers and spares) before the first view.
 
+        ``newest_view``: the number of the view that an earlier leader of this run left in the store; 0 if there is none.
         ``stuck_grace_s``: how long a lost link may turn out to be a death before it costs a view.
         """
         self.phase = Phase.GATHERING
@@ -280,6 +281,7 @@ class Leader:
         self.rollbacks: tuple[tuple[int, int, int], ...] = ()
         self._token = token
         self._awaited = num_members
+        self._newest_view = newest_view
         self._stuck_grace_s = stuck_grace_s
         self._candidates: dict[NodeId, Member] = {}
         self._removals: dict[NodeId, str] = {}
@@ -394,7 +396,7 @@ class Leader:
             return self._end(f"{said}; no node is left")
         self.phase = Phase.SWAPPING
         self._stuck = None
-        expected = self.view.number if self.view else 0
+        expected = self.view.number if self.view else self._newest_view
         self._proposed = View(expected + 1, members)
         self._causes.append(said)
         return [SwapView(expected, self._proposed, said)]
@@ -453,7 +455,8 @@ class Leader:
 
     def _with_rollback(self, order: PlanOrdered) -> PlanOrdered:
         """``order``, in whose roll-back no step repeats the number of a try that may have been made before."""
-        if order.restore is None or order.step >= self._known_step:
+        begun_before = self._highest_attempt >= 0 and order.step <= self._known_step
+        if order.restore is None or not begun_before:
             return order
         attempt = max(self._highest_attempt, order.attempt) + 1
         rollbacks = (*self.rollbacks, (self._known_step, order.step, attempt))
@@ -466,9 +469,14 @@ class Leader:
             return []
         if not won:
             return self._end(f"the plan of view {self._current().number} was not taken: another leads")
-        assert self._order is not None, "WRITING is reached through an order"
+        order = self._order
+        assert order is not None, "WRITING is reached through an order"
+        # From here on, not from Resume: a member may forget the tries it made once it sees this order, and a view that
+        # interrupts the restore may find all state there, so that the next order is none.
+        self.rollbacks = order.rollbacks
+        self._highest_attempt = max(self._highest_attempt, order.attempt)
         self.phase = Phase.MOVING
-        return self._to_all(self._order)
+        return self._to_all(order)
 
     def _moved(self, node: NodeId) -> list[Effect]:
         view, order = self._current(), self._order
@@ -478,9 +486,7 @@ class Leader:
         if not self._ready.issuperset(view.nodes):
             return []
         assert order is not None, "MOVING is reached through an order"
-        self.rollbacks = order.rollbacks
         self._known_step = order.step
-        self._highest_attempt = max(self._highest_attempt, order.attempt)
         self._lost, self._joined, self._causes = [], [], []
         self.phase = Phase.TRAINING
         resume = self._to_all(ResumeOrdered(view.number, self._token))
