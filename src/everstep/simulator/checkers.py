@@ -9,7 +9,7 @@ from itertools import pairwise
 from everstep.protocol.messages import PlanOrdered, Union
 from everstep.quantities import UnitName
 from everstep.simulator.model import Model
-from everstep.simulator.node import Applied, Fact, Resumed, Used
+from everstep.simulator.node import Applied, Begun, Fact, Resumed, Used
 from everstep.view import View
 
 Line = Sequence[dict[UnitName, str]]
@@ -30,6 +30,7 @@ def problems(
         lambda: _values(applied, line),
         lambda: _same_bits(applied),
         lambda: _agreed_on_resume(resumed, line),
+        lambda: _no_try_twice([fact for fact in facts if isinstance(fact, Begun)]),
         lambda: _nothing_old([fact for fact in facts if isinstance(fact, Used)]),
     )
     return [text for check in checks for text in check()]
@@ -116,6 +117,12 @@ def _agreed_on_resume(resumed: Sequence[Resumed], line: Line) -> list[str]:
     if any(later < earlier - 1 and later not in views for earlier, later in pairwise(views)):
         found.append("views resumed out of order")
     return found
+
+
+def _no_try_twice(begun: Sequence[Begun]) -> list[str]:
+    """A node begins each try of a step once in a run: its account of it then has one meaning."""
+    tries = Counter((fact.node, fact.step, fact.attempt) for fact in begun)
+    return [f"{node} begins step {step}.{attempt} {n} times" for (node, step, attempt), n in tries.items() if n > 1]
 
 
 def _nothing_old(used: Sequence[Used]) -> list[str]:

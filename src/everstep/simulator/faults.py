@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from everstep.protocol.leader import Phase
 
 POINTS = (
-    "sums posted", "reduced chunk sent", "prepared", "record to send", "record sent", "union to send", "union sent",
-    "union held", "applying", "applied", "reported", "plan adopted", "state changed", "state sent", "state arrived",
-    "loading",
+    "activation sent", "sums posted", "reduced chunk sent", "prepared", "record to send", "record sent", "union to send",
+    "union sent", "union held", "applying", "applied", "reported", "plan adopted", "state changed", "state sent",
+    "state arrived", "loading",
 )
 """Where a node may be ended, in the order of a step and of a change of view."""
+
+_IN_DOUBT = ("activation sent", "union to send", "union sent", "union held", "applying", "applied")
+"""Points that leave it open whether the step was committed: aimed at twice as often."""
 
 _PHASES = (Phase.COLLECTING, Phase.PLANNING, Phase.WRITING, Phase.MOVING, Phase.TRAINING)
 MOMENTS = ("swapped", *(phase.value for phase in _PHASES))
@@ -46,10 +49,11 @@ class MomentCrash:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredDead:
-    """The agent takes a living node for dead at ``at_s``; it goes on for ``lingers_s``, hearing late."""
+    """The agent takes a living node for dead at ``at_s``; it goes on for ``lingers_s``, and may hear late."""
 
     at_s: float
     lingers_s: float
+    hears_late: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +113,11 @@ def _one(chance: random.Random, until_s: float) -> Fault:
     if kind < 0.2:
         return Crash(at_s, chance.choice((1, 1, 2, 2, 3)))
     if kind < 0.55:
-        return AimedCrash(chance.choice(POINTS), chance.choice((0, 1, 2, 3, 5, 8, 13)), chance.random() < 0.3)
+        return AimedCrash(chance.choice(POINTS + _IN_DOUBT), chance.choice((0, 1, 2, 3, 5, 8, 13)), chance.random() < 0.3)
     if kind < 0.7:
         return MomentCrash(chance.choice(MOMENTS), chance.choice((0, 0, 1, 2)))
     if kind < 0.82:
-        return DeclaredDead(at_s, chance.uniform(0.0, 0.2))
+        return DeclaredDead(at_s, chance.uniform(0.0, 0.2), chance.random() < 0.6)
     if kind < 0.91:
         return CutLink(at_s)
     return SlowLink(at_s, chance.choice((5.0, 20.0, 50.0)), chance.random() < 0.5)

@@ -42,7 +42,7 @@ class Rules:
     keep_union: bool = True
     """The union of a step is kept until the next one is held."""
     check_headers: bool = True
-    """Messages of older views are neither kept nor used."""
+    """Messages of other views and tries are not used, and those of older views not kept."""
     drop_begun: bool = True
     """A step that is tried again is begun anew."""
     free_on_resume: bool = True
@@ -141,6 +141,16 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """A fact for the checkers: ``node`` begins a try of a step."""
+
+    node: NodeId
+    view: int
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Used:
     """A fact for the checkers: something that names ``theirs`` was used in view ``ours``."""
 
@@ -159,7 +169,7 @@ class Resumed:
     states: Mapping[UnitName, State]
 
 
-Fact = Applied | Used | Resumed
+Fact = Applied | Begun | Used | Resumed
 
 
 class Surroundings(Protocol):
@@ -244,7 +254,7 @@ class PretendNode:
         if self._run is None:
             return False
         if not self._world.rules.check_headers:
-            return (header.step, header.attempt) == (self._run.header.step, self._run.header.attempt)
+            return header.step == self._run.header.step
         return header == self._run.header
 
     def _may_be_for_later(self, message: Any) -> bool:
@@ -345,8 +355,6 @@ class PretendNode:
         self._world.point(self.node, "state changed")
         wanted = set(self._model.units_of(order.plan.placement[self.node]))
         self._awaited = wanted - set(self.states)
-        if not self._world.rules.free_on_resume:
-            self.states = {unit: state for unit, state in self.states.items() if unit in wanted}
         for move in order.moves:
             if move.target == self.node and move.unit in self._awaited:
                 self._world.network.send(self.node, move.source, Pull(order.view, move.unit, self.node))
@@ -380,10 +388,15 @@ class PretendNode:
     def _tell_if_moved(self) -> None:
         if not self._awaited and self._order is not None and self.member.phase is member.Phase.MOVING:
             self._handle(member.StateMoved(self._order.view))
+            if not self._world.rules.free_on_resume:
+                self._free(self._order)
 
-    def _resume(self, order: PlanOrdered) -> None:
+    def _free(self, order: PlanOrdered) -> None:
         wanted = self._model.units_of(order.plan.placement[self.node])
         self.states = {unit: self.states[unit] for unit in wanted}
+
+    def _resume(self, order: PlanOrdered) -> None:
+        self._free(order)
         self._flags = set()
         self._world.note(Resumed(self.node, order, dict(self.states)))
         self._begin(order.attempt)
@@ -396,6 +409,7 @@ class PretendNode:
         if self.applied >= self._world.num_steps:
             return
         self._attempt = attempt
+        self._world.note(Begun(self.node, view.number, self.applied, attempt))
         mine = [(m, k) for m, route in enumerate(order.plan.routes) for k, hop in enumerate(route) if hop.node == self.node]
         exchange = commit.Exchange(
             node=self.node, view=view, step=self.applied, attempt=attempt, pairs=self._model.pairs,
@@ -439,6 +453,7 @@ class PretendNode:
             trace = self._model.forward(trace, layer, values)
         if hop + 1 < len(route):
             self._send(route[hop + 1].node, Activation(run.header, micro_batch, hop + 1, trace))
+            self._world.point(self.node, "activation sent")
             return
         run.losses[micro_batch] = loss(micro_batch, trace)
         self._later(lambda same: self._backward(same, micro_batch, hop, trace))

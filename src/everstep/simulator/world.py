@@ -165,10 +165,10 @@ class World:
         match fault:
             case faults.Crash(num_nodes=num_nodes):
                 self._crash(num_nodes)
-            case faults.DeclaredDead(lingers_s=lingers_s):
+            case faults.DeclaredDead(lingers_s=lingers_s, hears_late=hears_late):
                 for node in self._some(1):
                     self._lingers_s[node] = lingers_s
-                    self.network.slow[node, node] = 20.0
+                    self.network.slow[node, node] = 20.0 if hears_late else 1.0
                     self.agent.handle(leader.NodeLost(node, "silent"))
             case faults.CutLink():
                 self._cut(self._some(2))
