@@ -1,0 +1,135 @@
+"""Clusters and workloads from files, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstep import cluster as clusters
+from everstep import workload as workloads
+from everstep.catalog.files import load_cluster, load_workload, names
+from everstep.errors import ConfigError
+from everstep.quantities import HostId, NodeId, UnitName
+
+CLUSTER = """
+[link]
+alpha_s = "0.2ms"
+bytes_per_s = "1GB"
+[[hosts]]
+name = "one"
+nodes = 2
+cores = 1
+memory_bytes = "24MB"
+[[hosts]]
+name = "two"
+nodes = 1
+speed = 0.5
+"""
+WORKLOAD = """
+micro_batches = 4
+[[layers]]
+name = "embed"
+forward_s = "1ms"
+backward_input_s = 0
+backward_weight_s = "2ms"
+ties = ["table"]
+[[layers]]
+name = "block"
+count = 2
+forward_s = "1ms"
+backward_input_s = "1ms"
+backward_weight_s = "1ms"
+parameter_bytes = "1KB"
+state_bytes = "3KB"
+[[layers]]
+name = "head"
+forward_s = "1ms"
+backward_input_s = "1ms"
+backward_weight_s = "1ms"
+ties = ["table"]
+[[tied]]
+name = "table"
+parameter_bytes = 10
+state_bytes = 30
+gradient_bytes = 10
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", names("cluster"))
+def test_shipped_clusters_can_be_planned_for(name: str) -> None:
+    assert clusters.problems(load_cluster(name)) == []
+
+
+@pytest.mark.parametrize("name", names("workload"))
+def test_shipped_workloads_can_be_planned_for(name: str) -> None:
+    assert workloads.problems(load_workload(name)) == []
+
+
+def test_what_is_shipped_is_listed() -> None:
+    assert names("cluster") == ("cluster-32", "cluster-8")
+    assert names("workload") == ("workload-gpt-124m", "workload-tiny-gpt")
+    assert len(load_cluster("cluster-32").nodes) == 32
+    parameters = sum(unit.parameter_bytes for unit in load_workload("workload-gpt-124m").units.values()) / 4
+    assert parameters == pytest.approx(124e6, rel=0.01)
+
+
+def test_nodes_are_numbered_host_by_host(tmp_path: Path) -> None:
+    found = load_cluster(written(tmp_path, CLUSTER))
+    assert list(found.nodes) == ["n0", "n1", "n2"]
+    assert (found.nodes[NodeId("n0")].memory_bytes, found.nodes[NodeId("n2")].memory_bytes) == (24_000_000, None)
+    assert (found.nodes[NodeId("n2")].host, found.nodes[NodeId("n2")].speed) == ("two", 0.5)
+    assert found.host_cores == {HostId("one"): 1, HostId("two"): None}
+    assert (found.link.alpha_s, found.link.bytes_per_s) == (0.0002, 1e9)
+
+
+def test_layers_are_repeated_and_tied(tmp_path: Path) -> None:
+    found = load_workload(written(tmp_path, WORKLOAD))
+    assert [layer.name for layer in found.layers] == ["embed", "block.0", "block.1", "head"]
+    assert found.units[UnitName("table")].layers == (0, 3)
+    assert set(found.units) == {"block.0", "block.1", "table"}
+    assert found.layers[0].backward_weight_s == 0.002
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("cores = 1", "core = 1", "mine.toml: hosts 1: unknown key 'core'; did you mean cores?"),
+    ('"0.2ms"', '"0.2 parsecs"', "mine.toml: link: alpha_s: not a duration: '0.2 parsecs' (want for example 30s, 10m or 1h)"),
+    ('"24MB"', '"24MX"', "hosts 1: memory_bytes: not a size: '24MX' (want for example 24MB or 2GiB)"),
+    ("nodes = 2", "nodes = -2", "hosts 1: nodes must be a whole number from 1, got -2"),
+    ("speed = 0.5", "speed = -1", "n2: speed must be positive, got -1.0"),
+    ("speed = 0.5", 'speed = "fast"', "hosts 2: speed must be a number, got 'fast'"),
+    ('name = "two"', "", "mine.toml: hosts 2: name is missing"),
+    ("[link]", "[links]", "mine.toml: unknown key 'links'; did you mean link?"),
+    ("[link]", "[link", "mine.toml: not valid TOML"),
+])
+def test_a_wrong_cluster_is_told_where_and_what_was_expected(tmp_path: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(written(tmp_path, CLUSTER.replace(old, new, 1)))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ('forward_s = "1ms"', "forward_s = -1", "layers 1: forward_s: a duration cannot be negative: -1"),
+    ('forward_s = "1ms"\n', "", "layers 1: forward_s is missing"),
+    ("count = 2", "counts = 2", "layers 2: unknown key 'counts'; did you mean count?"),
+    ('ties = ["table"]', 'ties = ["tables"]', "tied: nothing is called tables, but layers name it in ties"),
+    ('name = "table"', 'name = "tabel"', "tied 1: name: no layer has ties = ['tabel']; did you mean table?"),
+    ("micro_batches = 4", "micro_batches = 0", "mine.toml: micro_batches must be a whole number from 1, got 0"),
+    ('name = "head"', 'name = "embed"', "two layers are called embed"),
+    ('ties = ["table"]', "ties = 3", "layers 1: ties must be a list of names, got 3"),
+])
+def test_a_wrong_workload_is_told_where_and_what_was_expected(tmp_path: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_workload(written(tmp_path, WORKLOAD.replace(old, new, 1)))
+    assert said in str(caught.value)
+
+
+def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no cluster 'cluster-9': no such file, and shipped are .*did you mean cluster-8\?"):
+        load_cluster("cluster-9")
