@@ -131,24 +131,51 @@ def from_file(path: Path, base: RunConfig | None = None) -> RunConfig:
     Raises:
         ConfigError: the file cannot be read or parsed, or a key or value is wrong; names the file.
     """
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    return from_mapping(values, base, str(path))
+    return from_mapping(values_of_file(path), base, str(path))
 
 
 def from_settings(settings: list[str], base: RunConfig | None = None) -> RunConfig:
     """Apply ``key=value`` strings as given to ``--set``, for example ``planner.policy=reroute``."""
+    return from_mapping(values_of_settings(settings), base, "--set")
+
+
+def values_of_file(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file, by dotted key, not checked yet.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed.
+    """
+    try:
+        return _dotted(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def values_of_settings(settings: list[str]) -> dict[str, Any]:
+    """The settings in ``key=value`` strings, by dotted key, not checked yet.
+
+    Raises:
+        ConfigError: a string is not of this form.
+    """
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {setting}: want key=value, for example --set planner.policy=reroute")
-        values[key.strip()] = _literal(value.strip())
-    return from_mapping(values, base, "--set")
+        values |= _dotted({key.strip(): _literal(value.strip())})
+    return values
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _dotted(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def _literal(value: str) -> Any:

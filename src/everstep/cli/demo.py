@@ -12,8 +12,7 @@ from rich.console import Console
 from everstep.catalog import scripts, texts
 from everstep.cli import audit as audit_command
 from everstep.cli import output
-from everstep.config import RunConfig
-from everstep.errors import ConfigError, EverstepError
+from everstep.errors import ConfigError
 from everstep.telemetry import audit, picture, runs, words
 from everstep.telemetry.summary import Summary, to_json
 
@@ -114,11 +113,12 @@ def _train(
     from everstep.runtime.agent import RunRequest
 
     done = launch.launch(RunRequest(
-        script=scripts.path("tiny_gpt"), arguments=("--steps", str(steps)), workers=workers, spares=0, directory=folder,
-        resume=False, config=RunConfig(), kills=launch.kills_of(kills, workers), on_record=lambda record: None,
+        script=scripts.path("tiny_gpt"), arguments=("--steps", str(steps)), workers=workers, directory=folder,
+        kills=launch.kills_of(kills, workers),
     ), console, title)
     if done.summary is None or done.outcome.exit_code:
-        raise EverstepError(f"the run in {folder} ended early ({done.outcome.outcome}): {done.outcome.message}")
+        output.complain(f"the run in {folder} ended early ({done.outcome.outcome}): {done.outcome.message}")
+        raise typer.Exit(done.outcome.exit_code or 1)
     return done.summary
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -31,7 +32,6 @@ class Launched:
 
 def launch(request: RunRequest, console: Console | None, title: str = "") -> Launched:
     """Carry out ``request``; ``console`` shows it live and says how it ended, None keeps silent."""
-    assert request.directory is not None, "the command line always names the folder, to find the workers' output"
     if console is None:
         outcome = run_agent(request)
     else:
@@ -53,17 +53,24 @@ def folder_for(name: str, root: Path = Path("runs")) -> Path:
     return next(folder for folder in tries if not folder.exists())
 
 
-def configured(file: Path | None, settings: list[str], policy: str | None, respawn: bool) -> RunConfig:
-    """The run's configuration: ``--policy`` and ``--respawn`` win over ``--set``, that over the file, that over defaults.
+def settings_of(file: Path | None, settings: list[str], policy: str | None, respawn: bool) -> dict[str, Any]:
+    """What wins over the script's own configuration: ``--policy`` and ``--respawn``, then ``--set``, then the file.
 
     Raises:
         ConfigError: an unknown key or a wrong value; says where it stands.
     """
-    value = RunConfig() if file is None else configuration.from_file(file)
-    value = configuration.from_settings(settings, value)
-    if policy is not None:
-        value = configuration.from_mapping({"planner.policy": policy}, value, "--policy")
-    return configuration.from_mapping({"respawn": True}, value, "--respawn") if respawn else value
+    sources: list[tuple[str, dict[str, Any]]] = [
+        (str(file), {} if file is None else configuration.values_of_file(file)),
+        ("--set", configuration.values_of_settings(settings)),
+        ("--policy", {} if policy is None else {"planner.policy": policy}),
+        ("--respawn", {"respawn": True} if respawn else {}),
+    ]
+    values: dict[str, Any] = {}
+    config = RunConfig()
+    for source, more in sources:
+        config = configuration.from_mapping(more, config, source)
+        values |= more
+    return values
 
 
 def kills_of(texts: list[str], num_places: int) -> tuple[Kill | RandomKills, ...]:

@@ -1,6 +1,6 @@
 """The command ``everstep``: one file a command, and one place where a mistake becomes a message and an exit code.
 
-Exit codes: 0 done; 1 it did not work out; 2 the user's mistake. Nothing here imports torch.
+Exit codes: 0 done; 1 it did not work out; 2 the user's mistake; 130 stopped by Ctrl-C. Nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def command(
     request = RunRequest(
         script=script, arguments=tuple(arguments or ()), workers=workers, spares=spares,
         directory=_folder(directory, script, resume), resume=resume,
-        config=launch.configured(config, setting or [], policy, respawn),
-        kills=launch.kills_of(kill or [], workers + spares), on_record=lambda record: None,
+        settings=launch.settings_of(config, setting or [], policy, respawn),
+        kills=launch.kills_of(kill or [], workers + spares),
     )
     done = launch.launch(request, None if quiet or as_json else Console())
     if done.summary is not None and summary is not None:

@@ -44,7 +44,8 @@ def test_long_lists_of_problems_are_cut(call: Caller, story: Story, tmp_path: Pa
     story.nodes = {node: [r for r in lines if not isinstance(r, records.Counted)] for node, lines in story.nodes.items()}
     story.nodes[N2][-1] = records.Committed(node=N2, view=2, step=5, attempt=0, loss=1.0)
     story.write(tmp_path / "wrong")
-    assert call("audit", "wrong").out.splitlines()[-1] == "- and 1 more", "ten micro-batches lack pairs and samples, one loss differs"
+    said = call("audit", "wrong").out
+    assert said.splitlines()[-1] == "- and 1 more", "ten micro-batches lack pairs and samples, and one loss differs"
 
 
 def test_where_there_is_no_run_the_reader_says_how_to_get_one(call: Caller):

@@ -34,14 +34,21 @@ def test_a_run_gets_a_folder_of_its_own(call: Caller, requests: list[RunRequest]
     assert first.name.startswith("train-")
 
 
-def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(
+def test_the_command_line_wins_over_the_file_and_only_what_is_set_wins_over_the_script(
     call: Caller, requests: list[RunRequest], script: Path, tmp_path: Path,
 ):
     (tmp_path / "run.toml").write_text("[planner]\npolicy = 'shrink'\ngap_s = '1m'\n[engine]\nthreads = 3\n")
     call("run", "--config", "run.toml", "--set", "engine.threads=2", "--policy", "reroute", "--respawn", script)
-    config = requests[0].config
-    assert (config.planner.policy, config.planner.gap_s, config.engine.threads) == ("reroute", 60.0, 2)
-    assert config.respawn
+    assert requests[0].settings == {
+        "planner.policy": "reroute", "planner.gap_s": "1m", "engine.threads": 2, "respawn": True,
+    }
+
+
+def test_two_settings_that_are_right_only_together_are_accepted(
+    call: Caller, requests: list[RunRequest], script: Path, tmp_path: Path,
+):
+    (tmp_path / "run.toml").write_text("detector.suspect_after_s = 20\n")
+    assert call("run", "--config", "run.toml", "--set", "detector.heartbeat_interval_s=8", script).code == 0
 
 
 def test_kills_are_passed_on(call: Caller, requests: list[RunRequest], script: Path):
