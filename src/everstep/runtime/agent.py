@@ -97,7 +97,7 @@ def run(request: RunRequest) -> RunOutcome:
     """
     request.directory.mkdir(parents=True, exist_ok=True)
     with LocalStore(request.directory / "store.sqlite") as store, Agent(request, store) as agent:
-        return agent.lead()
+        return agent.work()
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Agent:
 
     # The loop
 
-    def lead(self) -> RunOutcome:
+    def work(self) -> RunOutcome:
         """Run to the end."""
         request = self._request
         holder = f"agent {os.getpid()}"

@@ -61,7 +61,7 @@ class Processes:
         """End the server. Workers are not touched."""
         from multiprocessing import forkserver, resource_tracker
 
-        for helper in (forkserver._forkserver, resource_tracker._resource_tracker):  # type: ignore[attr-defined]
+        for helper in (forkserver._forkserver, resource_tracker._resource_tracker):
             stop = getattr(helper, "_stop", None)
             if stop is not None:
                 stop()
