@@ -114,19 +114,24 @@ class Tracker:
         samples = sum(micro_batch_sizes(self._started, record.step))
         self._num_samples += samples - self._samples.get(record.step, 0)
         self._samples[record.step] = samples
-        self._recent.append((samples, record.step_s))
-        typical_s = statistics.median(step_s for _, step_s in self._recent)
+        if record.step_s > 0:
+            self._recent.append((samples, record.step_s))
+        typical_s = statistics.median([step_s for _, step_s in self._recent] or [0.0])
         until = self.status.until
         self.status = replace(
             self.status, step=record.step + 1, loss=record.loss,
             loss_first=record.loss if self.status.loss_first is None else self.status.loss_first,
-            samples_per_s=sum(n for n, _ in self._recent) / max(1e-9, sum(s for _, s in self._recent)),
-            goodput=self._num_samples / max(1e-9, record.time_s - self._first_step_began_s),
+            samples_per_s=_rate(sum(n for n, _ in self._recent), sum(s for _, s in self._recent)),
+            goodput=_rate(self._num_samples, record.time_s - self._first_step_began_s),
             left_s=None if until is None else max(0, until - record.step - 1) * typical_s,
         )
 
     def _tell(self, sentence: str) -> None:
         self.status = replace(self.status, events=(*self.status.events, sentence)[-_RECENT_EVENTS:])
+
+
+def _rate(number: int, duration_s: float) -> float:
+    return number / duration_s if duration_s > 0 else 0.0
 
 
 def status(run: Run) -> Status:

@@ -197,3 +197,11 @@ def shown(story: Story, *, terminal: bool, logs: Path | None = None) -> str:
         for record in story.agent:
             display.on(record)
     return console.file.getvalue()
+
+
+def test_a_step_whose_time_is_not_known_gives_no_pace():
+    story = whole_story()
+    tracker = status.Tracker()
+    tracker.on(story.agent[0])
+    tracker.on(records.StepSeen(time_s=1.0, step=0, attempt=0, loss=5.0, step_s=0.0))
+    assert (tracker.status.samples_per_s, tracker.status.goodput, tracker.status.loss) == (0.0, 0.0, 5.0)
