@@ -60,6 +60,10 @@ def test_a_split_is_within_a_few_per_cent_of_the_best_of_all_splits(times: list[
     assert step_seconds(found, workload, cluster) <= best_s * 1.2
 
 
+def test_the_bound_of_even_stages_is_the_closed_form() -> None:
+    assert Splits(workload_of(4, 8), None).seconds(4)[3:] == [(4 + m - 1) * 3.0 for m in range(4, 9)]
+
+
 def test_even_layers_are_split_evenly() -> None:
     assert Splits(workload_of(8, 8), None).bounds(4, 8) == ((0, 2), (2, 4), (4, 6), (6, 8))
 
