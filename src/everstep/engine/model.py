@@ -11,11 +11,13 @@ import copy
 import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from everstep.errors import ConfigError, UnsupportedError
 from everstep.quantities import UnitName
@@ -95,6 +97,26 @@ class ModelFacts:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+class _WithoutChance(TorchFunctionMode):
+    """On ``meta`` there are no values, so drawing some is skipped: torch would load a second of Python to pretend it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _DRAWS or (getattr(func, "__module__", "") == "torch.nn.init" and name.endswith("_")):
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        elif func in (torch.rand, torch.randn):
+            return torch.empty(*args, **{key: value for key, value in kwargs.items() if key != "generator"})
+        return func(*args, **kwargs)
+
+
+_DRAWS = frozenset(
+    ("normal_", "uniform_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_", "random_")
+)
+
+
 def build_layers(layers: Layers, seed: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, str, nn.Module]]:
     """Each layer in turn: real where ``wanted(index)``, else on ``meta``. Leaves the default generator as it was.
 
@@ -107,8 +129,7 @@ def build_layers(layers: Layers, seed: int, wanted: Callable[[int], bool]) -> It
         index = 0
         while True:
             torch.manual_seed(seed_of(seed, index))
-            device = torch.device("cpu" if wanted(index) else "meta")
-            with device:
+            with torch.device("cpu") if wanted(index) else _meta():
                 part = next(parts, None)
                 if part is None:
                     return
@@ -117,6 +138,12 @@ def build_layers(layers: Layers, seed: int, wanted: Callable[[int], bool]) -> It
             index += 1
     finally:
         torch.random.set_rng_state(before)
+
+
+@contextmanager
+def _meta() -> Iterator[None]:
+    with torch.device("meta"), _WithoutChance():
+        yield
 
 
 def _checked_part(part: Any, index: int) -> tuple[str, nn.Module]:

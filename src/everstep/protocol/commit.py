@@ -98,12 +98,15 @@ class Exchange:
         """A record of the subtree below, or the union from above. What belongs to another try is dropped.
 
         Raises:
-            LocalProtocolError: records contradict each other, or everybody is prepared and something is missing.
+            LocalProtocolError: records contradict each other, everybody is prepared and something is missing, or a union
+                came before this node's record.
         """
         if not self.accepts(message):
             mark("commit.other-try-dropped")
             return []
         if isinstance(message, Union):
+            if not self._own_given:
+                raise LocalProtocolError(f"a union for {self._where()} came before the record of {self.node}")
             return self._hold(message)
         return self._take(message)
 

@@ -4,7 +4,8 @@
 2. The newest state counts. Whoever is one step behind follows if the union of that step is among the reports and its own
    sums are complete and of the same try; the union of a step is kept until the next is held, so it is there.
 3. If nobody is ahead, nobody alive has applied: the step is run again whole, as a new try.
-4. Whoever cannot follow holds nothing: newcomers, and what was stranded on an older step.
+4. Whoever cannot follow holds nothing: newcomers, and what was stranded on an older step. That costs state, not
+   correctness; a restore that is interrupted can do it, when the checkpoint is ahead of the survivors.
 
 Pure: reports in, resolution out.
 """
@@ -42,7 +43,7 @@ def resolve(reports: Sequence[Report], rollbacks: tuple[tuple[int, int, int], ..
     """What the members of one view hold, and what they run next.
 
     Raises:
-        LocalProtocolError: reports of several views, two of one node, or somebody prepared is behind and no union is left.
+        LocalProtocolError: reports of several views, or two of one node.
     """
     if len({report.view for report in reports}) > 1 or len({report.node for report in reports}) < len(reports):
         raise LocalProtocolError(f"expected one report a node, of one view; got {[(r.node, r.view) for r in reports]}")
@@ -50,21 +51,18 @@ def resolve(reports: Sequence[Report], rollbacks: tuple[tuple[int, int, int], ..
     if step < 0:
         return Resolution(None, first_attempt(0, rollbacks), None, {report.node: frozenset() for report in reports})
     union = next((r.union for r in reports if r.union is not None and r.union.step == step - 1), None)
-    behind = [report for report in reports if report.applied == step - 1 and report.prepared and report.applied >= 0]
-    if behind and union is None:
-        nodes = ", ".join(report.node for report in behind)
-        raise LocalProtocolError(f"step {step - 1} was applied, its union is lost, and {nodes} cannot follow")
+    following = {report.node for report in reports if union is not None and _follows(report, union)}
     begun = max((report.attempt for report in reports if report.applied == step), default=-1)
     return Resolution(
         step=step,
         attempt=max(first_attempt(step, rollbacks), begun + 1),
-        union=union if behind else None,
-        holds={report.node: _held(report, step, union) for report in reports},
+        union=union if following else None,
+        holds={
+            report.node: frozenset(report.holds if report.applied == step or report.node in following else ())
+            for report in reports
+        },
     )
 
 
-def _held(report: Report, step: int, union: Union | None) -> frozenset[UnitName]:
-    follows = union is not None and may_follow(
-        applied=report.applied, attempt=report.attempt, prepared=report.prepared, union=union,
-    )
-    return frozenset(report.holds) if report.applied == step or follows else frozenset()
+def _follows(report: Report, union: Union) -> bool:
+    return may_follow(applied=report.applied, attempt=report.attempt, prepared=report.prepared, union=union)

@@ -169,7 +169,6 @@ class Agent:
         for connection in (*self._by_connection, self._listener, self._wake_read, self._wake_write):
             connection.close()
         self._selector.close()
-        self._processes.stop()
         if self._records is not None:
             self._records.close()
 
@@ -190,6 +189,7 @@ class Agent:
         )
         if request.resume:
             self._find_checkpoint()
+        self._processes.warm_up()
         self._injector = Injector(request.kills, seed=len(request.kills))
         self._tracker = EventTracker(self._record)
         for place in range(num_places):

@@ -44,7 +44,7 @@ class WorkerProcess:
 
 
 class Processes:
-    """Starts workers. The first start also starts the server, which imports torch once for all of them."""
+    """Starts workers. The first start also starts the server, which imports torch once for all of them; it ends with us."""
 
     def __init__(self) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -56,15 +56,6 @@ class Processes:
 
         with _without_main(), _deaf_to_interrupts():
             forkserver.ensure_running()
-
-    def stop(self) -> None:
-        """End the server. Workers are not touched."""
-        from multiprocessing import forkserver, resource_tracker
-
-        for helper in (forkserver._forkserver, resource_tracker._resource_tracker):
-            stop = getattr(helper, "_stop", None)
-            if stop is not None:
-                stop()
 
     def start(self, order: WorkerOrder, place: int) -> WorkerProcess:
         process = self._context.Process(target=run_worker, args=(order,), name=order.node, daemon=False)

@@ -10,7 +10,7 @@ from everstep.quantities import NodeId
 from everstep.simulator.chooser import Chooser
 from everstep.simulator.kernel import Kernel
 from everstep.simulator.network import LEADER, Network
-from everstep.simulator.node import Progress
+from everstep.simulator.node import Fact, Progress, Stranded
 from everstep.simulator.store import Store
 
 TOKEN = 7
@@ -23,6 +23,9 @@ class Surroundings(Protocol):
     network: Network
     store: Store
     chooser: Chooser
+
+    def note(self, fact: Fact) -> None:
+        """Something happened that checkers look at."""
 
     def moment(self, name: str) -> None:
         """The agent is at a moment of a change of view at which somebody may be ended."""
@@ -96,8 +99,19 @@ class Agent:
         self._answer(leader.SwapAnswered(effect.view.number, won, self._world.store.view))
 
     def _plan(self, effect: leader.ComputePlan) -> None:
+        self._note_stranded(effect)
         order, reason = self._world.chooser(effect, TOKEN)
         if order is not None:
             routes = str(order.plan).replace("\n", "; ")
             self._kernel.say(f"plan of view {order.view}, step {order.step}.{order.attempt}, {reason}: {routes}")
         self._answer(leader.PlanAnswered(effect.view.number, order, reason))
+
+    def _note_stranded(self, effect: leader.ComputePlan) -> None:
+        """Somebody is prepared for a step that others have applied, and cannot follow."""
+        holds, step = effect.resolution.holds, effect.resolution.step
+        behind = tuple(
+            report.node for report in effect.reports
+            if step is not None and report.prepared and report.applied == step - 1 and report.holds and not holds[report.node]
+        )
+        if behind:
+            self._world.note(Stranded(effect.view.number, behind))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from everstep.protocol.messages import PlanOrdered, Union
 from everstep.quantities import UnitName
 from everstep.simulator.model import Model
-from everstep.simulator.node import Applied, Begun, Fact, Resumed, Used
+from everstep.simulator.node import Applied, Begun, Fact, Resumed, Stranded, Used
 from everstep.view import View
 
 Line = Sequence[dict[UnitName, str]]
@@ -30,6 +30,7 @@ def problems(
         lambda: _values(applied, line),
         lambda: _same_bits(applied),
         lambda: _agreed_on_resume(resumed, line),
+        lambda: _nobody_stranded(plans, [fact for fact in facts if isinstance(fact, Stranded)]),
         lambda: _no_try_twice([fact for fact in facts if isinstance(fact, Begun)]),
         lambda: _nothing_old([fact for fact in facts if isinstance(fact, Used)]),
     )
@@ -117,6 +118,16 @@ def _agreed_on_resume(resumed: Sequence[Resumed], line: Line) -> list[str]:
     if any(later < earlier - 1 and later not in views for earlier, later in pairwise(views)):
         found.append("views resumed out of order")
     return found
+
+
+def _nobody_stranded(plans: Sequence[PlanOrdered], stranded: Sequence[Stranded]) -> list[str]:
+    """Whoever is prepared for a step that was applied finds its union, unless a restore was ahead of the survivors."""
+    restores = [order.view for order in plans if order.restore is not None]
+    return [
+        f"the union for {', '.join(fact.nodes)} is lost in view {fact.view}"
+        for fact in stranded
+        if not any(view < fact.view for view in restores if view > 1)
+    ]
 
 
 def _no_try_twice(begun: Sequence[Begun]) -> list[str]:

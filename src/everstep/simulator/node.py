@@ -169,7 +169,15 @@ class Resumed:
     states: Mapping[UnitName, State]
 
 
-Fact = Applied | Begun | Used | Resumed
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A fact for the checkers: ``nodes`` are prepared and one step behind, and nobody in ``view`` has the union."""
+
+    view: int
+    nodes: tuple[NodeId, ...]
+
+
+Fact = Applied | Begun | Used | Resumed | Stranded
 
 
 class Surroundings(Protocol):
