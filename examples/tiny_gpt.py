@@ -87,7 +87,7 @@ def main() -> None:
     job = everstep.Job(
         layers=layers,
         loss=loss,
-        optimizer=lambda named: torch.optim.AdamW(named, lr=6e-3, betas=(0.9, 0.95), weight_decay=0.01),
+        optimizer=lambda named: torch.optim.AdamW(named, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.01),
         lr=lambda step: warm_up_then_cosine(step, steps),
         clip_norm=1.0,
         data=everstep.Indexed(Windows(texts.path("kjv").read_bytes()), batch=32, micro=4, seed=7),
