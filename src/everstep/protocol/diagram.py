@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
 
 
 def markdown(transitions: Mapping[tuple[enum.Enum, type], enum.Enum | tuple[enum.Enum, ...]]) -> str:
@@ -21,5 +24,5 @@ def _cell(leads_to: enum.Enum | tuple[enum.Enum, ...]) -> str:
     return " / ".join(str(phase.value) for phase in phases) or "·"
 
 
-def _in_order(items: Iterable[type | enum.Enum]) -> list:  # type: ignore[type-arg]
+def _in_order(items: Iterable[_Item]) -> list[_Item]:
     return list(dict.fromkeys(items))

@@ -210,6 +210,7 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], Phase] = {
     (Phase.MOVING, MoveFailed): Phase.MOVING,
     (Phase.TRAINING, LinkLost): Phase.TRAINING,
     (Phase.AT_BOUNDARY, LinkLost): Phase.AT_BOUNDARY,
+    (Phase.DRAINING, LinkLost): Phase.DRAINING,
     (Phase.PLANNING, LinkLost): Phase.PLANNING,
     (Phase.MOVING, LinkLost): Phase.MOVING,
     (Phase.READY, LinkLost): Phase.READY,
