@@ -6,6 +6,7 @@ A failure names its seed; ``World(random_scenario(seed)).play()`` repeats it, ``
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -138,8 +139,8 @@ class NotesRollBacksLate(leader.Leader):
         return effects
 
 
-def some_seed_fails(num_seeds: int, rules: Rules | None = None, leads: type[leader.Leader] = leader.Leader) -> bool:
-    for seed in range(num_seeds):
+def some_seed_fails(seeds: Sequence[int], rules: Rules | None = None, leads: type[leader.Leader] = leader.Leader) -> bool:
+    for seed in seeds:
         world = World(random_scenario(seed, rules), leads=leads)
         try:
             if world.play():
@@ -151,7 +152,7 @@ def some_seed_fails(num_seeds: int, rules: Rules | None = None, leads: type[lead
 
 @pytest.mark.parametrize("rule", Rules.__dataclass_fields__)
 def test_each_rule_of_the_nodes_is_needed(rule: str) -> None:
-    assert some_seed_fails(NUM_SEEDS, Rules(**{rule: False}))
+    assert some_seed_fails(range(NUM_SEEDS), Rules(**{rule: False}))
 
 
 BROKEN = (
@@ -160,6 +161,11 @@ BROKEN = (
 )
 
 
+RARE = {NotesRollBacksLate: 433, NeverTriesANewView: 181}
+"""Where a few seeds in a thousand show it: the one to begin with, to save time."""
+
+
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_each_rule_of_the_leader_is_needed(broken: type[leader.Leader]) -> None:
-    assert some_seed_fails(900, leads=broken)
+    first = RARE.get(broken, 0)
+    assert some_seed_fails([*range(first, 900), *range(first)], leads=broken)
