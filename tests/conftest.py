@@ -1,7 +1,13 @@
-"""Options of the whole suite."""
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("tests.integration.harness", "tests.engine.cluster")
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rewrite", action="store_true", help="accept what commands print now as their snapshots")
+# Scripts that workers run import from here too; the fork server takes its environment from the first test that starts it.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))

@@ -130,6 +130,14 @@ class CheckpointWritten(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoi
     path: str
 
 
+class CheckpointPassedOver(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint-passed-over"):
+    """A checkpoint that cannot be used; ``why`` names the file and what is wrong with it. An older one is taken."""
+
+    time_s: float
+    path: str
+    why: str
+
+
 class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     """How the run ended: done, stopped, failed; with the hash of each unit on each node."""
 
@@ -142,7 +150,7 @@ class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 Record = (
     RunStarted | Counted | Committed | ViewCommitted | PlanCommitted | RolledBack | EventSeen | StepSeen
-    | CheckpointWritten | RunEnded
+    | CheckpointWritten | CheckpointPassedOver | RunEnded
 )
 
 _NULLABLE = ("until", "detect_s")

@@ -30,6 +30,7 @@ class Reference:
     losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        torch.set_num_threads(1)  # as workers do: some bits depend on it, and small tensors gain nothing from more
         self.modules = nn.ModuleDict()
         self.names = []
         for _, name, module in build_layers(self.layers, self.seed, lambda _: True):

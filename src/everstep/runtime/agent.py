@@ -29,7 +29,7 @@ from everstep.protocol.codec import decode_to_leader, encode
 from everstep.protocol.detector import FailureDetector
 from everstep.protocol.messages import BoundaryReached, PlanOrdered, Report, StateReady, Stuck
 from everstep.quantities import HostId, NodeId, node_number
-from everstep.records import CheckpointWritten, PlanCommitted, Record, RolledBack, RunEnded, RunStarted, ViewCommitted, line
+from everstep.records import CheckpointPassedOver, CheckpointWritten, PlanCommitted, Record, RolledBack, RunEnded, RunStarted, ViewCommitted, line
 from everstep.runtime import checkpoints
 from everstep.runtime.control import (
     Beat,
@@ -59,6 +59,9 @@ from everstep.view import Member
 
 STOP_WITHIN_S = 30.0
 """After an orderly stop was asked for: how long workers may take to end the step and write a checkpoint."""
+
+STUCK_GRACE_S = 0.1
+"""How long a lost link may turn out to be a death. On one host a death is known in milliseconds."""
 
 _HOST = HostId("localhost")
 
@@ -143,6 +146,7 @@ class Agent:
         self._respawns: dict[int, int] = {}
         self._resumed_from: checkpoints.Checkpoint | None = None
         self._checkpoints = request.directory / "checkpoints"
+        self._passed_over: set[str] = set()
 
     # Set up and tear down
 
@@ -186,6 +190,7 @@ class Agent:
         num_places = request.workers + request.spares
         self._leader = lead.Leader(
             token=self._lease, num_members=num_places, newest_view=current.number if current else 0,
+            stuck_grace_s=STUCK_GRACE_S,
         )
         if request.resume:
             self._find_checkpoint()
@@ -525,6 +530,7 @@ class Agent:
     def _planned(self, order: PlanOrdered) -> None:
         assert self._decision is not None, "an order comes with its decision"
         now_s = self._now_s()
+        self._tracker.planned(now_s)
         if order.restore is not None and self._tracker.steps > order.step:
             self._record(RolledBack(time_s=now_s, view=order.view, from_step=self._tracker.steps, to_step=order.step))
             self._tracker.rolled_back(order.step)
@@ -558,10 +564,19 @@ class Agent:
                 str(self._checkpoints),
             )
         self._resumed_from = found
-        self.damaged = damaged
+        self._pass_over(damaged)
 
     def _newest(self) -> CheckpointInfo | None:
-        return self._info(checkpoints.newest_usable(self._checkpoints)[0])
+        found, damaged = checkpoints.newest_usable(self._checkpoints)
+        self._pass_over(damaged)
+        return self._info(found)
+
+    def _pass_over(self, damaged: list[CheckpointError]) -> None:
+        """Say loudly, once, that a checkpoint is of no use."""
+        for error in damaged:
+            if error.path not in self._passed_over:
+                self._passed_over.add(error.path)
+                self._record(CheckpointPassedOver(time_s=self._now_s(), path=error.path, why=str(error)))
 
     @staticmethod
     def _info(found: checkpoints.Checkpoint | None) -> CheckpointInfo | None:

@@ -49,6 +49,7 @@ class EventTracker:
         self._last_end_s: float | None = None
         self._open: _Open | None = None
         self._killed_s: dict[NodeId, float] = {}
+        self._training_since_s = 0.0
 
     def median_step_s(self) -> float:
         """Of recent steps; 0 before there are any."""
@@ -87,6 +88,10 @@ class EventTracker:
             self._open.decision = decision
             self._open.decide_s += decide_s
 
+    def planned(self, now_s: float) -> None:
+        """A plan was written. The first step begins about now."""
+        self._training_since_s = now_s
+
     def rolled_back(self, to_step: int) -> None:
         self.steps = to_step
 
@@ -103,7 +108,8 @@ class EventTracker:
         elif took_s is not None:
             self._recent.append(took_s)
         self._last_end_s = now_s
-        self._record(StepSeen(time_s=now_s, step=step, attempt=attempt, loss=loss, step_s=took_s or 0.0))
+        began_s = self._training_since_s if took_s is None else now_s - took_s
+        self._record(StepSeen(time_s=now_s, step=step, attempt=attempt, loss=loss, step_s=now_s - began_s))
         return True
 
     def _measure(self, event: _Open, took_s: float) -> None:

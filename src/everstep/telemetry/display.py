@@ -125,6 +125,8 @@ class Display:
                 yield from now.events[-1:]
             case records.CheckpointWritten():
                 yield f"checkpoint of step {record.step}"
+            case records.CheckpointPassedOver():
+                yield f"passed over a checkpoint: {record.why}"
             case _:
                 return
 

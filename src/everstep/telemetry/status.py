@@ -84,6 +84,8 @@ class Tracker:
                 self._count(record)
             case records.CheckpointWritten():
                 self.status = replace(self.status, checkpoint=record.path, checkpoint_step=record.step)
+            case records.CheckpointPassedOver():
+                self._tell(f"passed over a checkpoint: {record.why}")
             case records.RunEnded():
                 self.status = replace(self.status, outcome=record.outcome, message=record.message, left_s=None)
             case records.Counted() | records.Committed():
