@@ -17,6 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+
+def alias(tensor: Tensor) -> Tensor:
+    """``tensor`` on the same memory, and no view to autograd: a view from a function of ours could not be changed in place."""
+    return tensor.new_empty(0).set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
 Stash = list[tuple[nn.Linear, Tensor, Tensor]]
 """(layer, input, output gradient), in the order of the backward."""
 
@@ -28,13 +34,14 @@ class _StashLinear(torch.autograd.Function):
     def forward(ctx: Any, input_: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, stash: Stash) -> Tensor:
         ctx.save_for_backward(input_, weight)
         ctx.layer, ctx.stash = layer, stash
-        return functional.linear(input_, weight, bias)
+        return alias(functional.linear(input_, weight, bias))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (gradient,) = gradients
         input_, weight = ctx.saved_tensors
-        ctx.stash.append((ctx.layer, input_, gradient))
+        # Detached: the input leads back to this very node, and a ring through autograd's graph is never collected.
+        ctx.stash.append((ctx.layer, input_.detach(), gradient))
         return (gradient.matmul(weight) if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
@@ -42,8 +49,7 @@ def can_stash(module: nn.Module) -> bool:
     """A plain trainable linear layer that nobody has hooked into."""
     return (
         type(module) is nn.Linear
-        and module.weight.requires_grad
-        and (module.bias is None or module.bias.requires_grad)
+        and all(p.requires_grad and not p._backward_hooks for p in (module.weight, module.bias) if p is not None)
         and not module._forward_hooks
         and not module._forward_pre_hooks
         and not module._backward_hooks
@@ -72,16 +78,27 @@ def _swapped(module: nn.Linear, stash: Stash) -> Any:
         device = input_.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            input_, weight = input_.to(dtype), weight.to(dtype)
-            bias = None if bias is None else bias.to(dtype)
+            input_, weight = _cast(input_, dtype), _cast(weight, dtype)
+            bias = None if bias is None else _cast(bias, dtype)
         return _StashLinear.apply(input_, weight, bias, module, stash)  # type: ignore[no-any-return, no-untyped-call]
 
     return forward
 
 
-def weight_gradients(stash: Stash) -> Iterator[tuple[Tensor, Tensor]]:
-    """W: the gradients of the stashed layers' parameters, each parameter once."""
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """As autocast does it: float64 stays."""
+    return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
+
+
+def weight_gradients(stash: Stash, kept_back: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """W: the gradients of the stashed layers' parameters and those that B found, each parameter once.
+
+    Uses of one parameter are added up before they are cast to its dtype, as the plain backward does: autocast keeps one
+    cast of a weight for all its uses.
+    """
     sums: dict[Tensor, Tensor] = {}
+    for parameter, gradient in kept_back:
+        _add(sums, parameter, gradient)
     for layer, input_, gradient in stash:
         rows_in = input_.reshape(-1, input_.shape[-1])
         rows_out = gradient.reshape(-1, gradient.shape[-1])
@@ -89,9 +106,10 @@ def weight_gradients(stash: Stash) -> Iterator[tuple[Tensor, Tensor]]:
         if layer.bias is not None:
             _add(sums, layer.bias, rows_out.sum(0))
     stash.clear()
-    yield from sums.items()
+    kept_back.clear()
+    for parameter, gradient in sums.items():
+        yield parameter, gradient.to(parameter.dtype)
 
 
 def _add(sums: dict[Tensor, Tensor], parameter: Tensor, gradient: Tensor) -> None:
-    gradient = gradient.to(parameter.dtype)
     sums[parameter] = sums[parameter] + gradient if parameter in sums else gradient

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from everstep.engine.model import seed_of
 from everstep.engine.samples import count_of
-from everstep.engine.split import Stash, can_stash, stashing, weight_gradients
+from everstep.engine.split import Stash, alias, can_stash, stashing, weight_gradients
 from everstep.engine.state import HeldState, UnitState
 from everstep.engine.values import Form, can_have_gradient, put_together, take_apart
 from everstep.errors import UnsupportedError, UserCodeError
@@ -32,6 +32,8 @@ class Passage:
     hop: Hop
     inputs: list[Tensor]
     outputs: list[Tensor]
+    linear: list[nn.Linear]
+    """The layers that stash; also while B runs, since activation checkpointing calls forwards again there."""
     stash: Stash = field(default_factory=list)
     kept_back: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Gradients that B found on the way; counted in W, together with the stashed ones."""
@@ -50,6 +52,21 @@ class Times:
 
     def means(self) -> dict[str, float]:
         return {name: seconds / self.counts[name] for name, seconds in self.seconds.items()}
+
+
+class _Entry(torch.autograd.Function):
+    """The same tensor as an inner node of the graph: a layer may change it in place, which no leaf allows.
+
+    Whether a layer is the first of a hop depends on the plan, and what the user may write must not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return alias(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
 
 
 class Stage:
@@ -80,11 +97,12 @@ class Stage:
         """
         if index > 0:
             inputs = [t.detach().requires_grad_() if can_have_gradient(t) else t for t in inputs]
-        passage = Passage(hop, inputs, [])
         modules = [self._held.modules[layer] for layer in hop.layers]
         linear = [m for module in modules for m in module.modules() if can_stash(m)] if self._split else []
-        value = put_together(inputs, form)
-        with stashing(linear, passage.stash):  # type: ignore[arg-type]
+        passage = Passage(hop, inputs, [], linear)  # type: ignore[arg-type]
+        entered = [_Entry.apply(t) if t.requires_grad else t for t in inputs]  # type: ignore[no-untyped-call]
+        value = put_together(entered, form)
+        with stashing(passage.linear, passage.stash):
             for layer, module in zip(hop.layers, modules, strict=True):
                 began_s = time.thread_time()
                 value = self._call(layer, module, value, micro_batch)
@@ -100,12 +118,14 @@ class Stage:
 
     def _call(self, layer: int, module: nn.Module, value: Any, micro_batch: int) -> Any:
         torch.default_generator.manual_seed(seed_of(self._seed, self._step, micro_batch, layer))
-        versions = [buffer._version for buffer in module.buffers()]
+        before = list(module.buffers())
+        versions = [buffer._version for buffer in before]
         try:
             value = module(value)
         except Exception as error:
             raise self._user_error(error, self._held.facts.layers[layer], micro_batch) from error
-        if versions != [buffer._version for buffer in module.buffers()]:
+        after = list(module.buffers())
+        if versions != [b._version for b in after] or any(a is not b for a, b in zip(before, after, strict=True)):
             raise UnsupportedError(
                 f"layer {self._held.facts.layers[layer]} changes a buffer in its forward: a micro-batch may be computed "
                 "on any worker, or twice, so a forward must have no side effects"
@@ -123,7 +143,7 @@ class Stage:
             loss = self._loss(output, item)
         except Exception as error:
             raise self._user_error(error, "loss", micro_batch) from error
-        if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[0], Tensor):
+        if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[0], Tensor) and loss[0].numel() == 1:
             return loss[0], float(loss[1])
         if isinstance(loss, Tensor) and loss.numel() == 1:
             count = count_of(item)
@@ -178,7 +198,8 @@ class Stage:
         ]
         if not roots:
             return [None] * len(wanted)
-        found = torch.autograd.grad(roots, [*wanted, *leaves], root_gradients, allow_unused=True)
+        with stashing(passage.linear, passage.stash):
+            found = torch.autograd.grad(roots, [*wanted, *leaves], root_gradients, allow_unused=True)
         passage.kept_back = [
             (leaf, gradient) for leaf, gradient in zip(leaves, found[len(wanted) :], strict=True) if gradient is not None
         ]
@@ -189,7 +210,7 @@ class Stage:
         passage = self._passages.pop((micro_batch, index))
         began_s = time.thread_time()
         with torch.no_grad():
-            for parameter, gradient in (*passage.kept_back, *weight_gradients(passage.stash)):
+            for parameter, gradient in weight_gradients(passage.stash, passage.kept_back):
                 unit, name = self._leaf_homes[id(parameter)]
                 unit.sums[name].add_(gradient)
         self._share_time("W", passage.hop, time.thread_time() - began_s)
