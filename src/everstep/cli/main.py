@@ -19,8 +19,7 @@ app = typer.Typer(
     name="everstep", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="Keeps a PyTorch training job going while the machines under it fail, leave and join.",
 )
-# What follows the script belongs to the script, options included.
-app.command("run", context_settings={"allow_interspersed_args": False})(run.command)
+app.command("run", cls=run.RunCommand, context_settings={"ignore_unknown_options": True})(run.command)
 app.command("demo")(demo.command)
 app.command("status")(status.command)
 app.command("explain")(explain.command)

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from everstep.cli import output
 from everstep.errors import ConfigError
 from everstep.telemetry import runs
 from everstep.telemetry.summary import to_json
+
+
+class RunCommand(TyperCommand):
+    """Options may stand before or after the script; what is not ours belongs to the script, and all that follows ``--``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ours = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
+        before = args[: args.index("--")] if "--" in args else args
+        for word in (word.partition("=")[0] for word in before if word.startswith("--") and word != "--"):
+            near = difflib.get_close_matches(word, ours, n=1, cutoff=0.8)
+            if word not in ours and near:
+                raise ConfigError(f"no option {word}; did you mean {near[0]}? (an argument of the script's goes after --)")
+        return super().parse_args(ctx, args)
 
 
 def command(
@@ -46,6 +61,8 @@ def command(
     from everstep.cli import launch
     from everstep.runtime.agent import RunRequest
 
+    if str(script).startswith("-"):
+        raise ConfigError(f"no option {script}; everstep run --help lists them")
     if not script.is_file():
         raise ConfigError(f"{script}: no such script")
     request = RunRequest(

@@ -108,7 +108,9 @@ class _WithoutChance(TorchFunctionMode):
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
         elif func in (torch.rand, torch.randn):
-            return torch.empty(*args, **{key: value for key, value in kwargs.items() if key != "generator"})
+            made = torch.empty(*args, **{key: value for key, value in kwargs.items() if key != "generator"})
+            if made.is_meta:  # else somebody asked for real values on another device
+                return made
         return func(*args, **kwargs)
 
 
@@ -134,6 +136,8 @@ def build_layers(layers: Layers, seed: int, wanted: Callable[[int], bool]) -> It
                 if part is None:
                     return
                 name, module = _checked_part(part, index)
+            if wanted(index):
+                _refuse_without_values(name, module)
             yield index, name, module
             index += 1
     finally:
@@ -159,6 +163,15 @@ def _checked_part(part: Any, index: int) -> tuple[str, nn.Module]:
     return name, module
 
 
+def _refuse_without_values(name: str, module: nn.Module) -> None:
+    for inner, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise ConfigError(
+                f"layers: {name}.{inner} was made before {name!r} was asked for, so it has no values here; make each layer "
+                "where it is yielded, or use everstep.sequential with a function that makes the whole model"
+            )
+
+
 def _said(value: Any) -> str:
     return f"a {type(value).__name__}"
 
@@ -173,6 +186,8 @@ def facts_of(layers: Layers, seed: int, ties: Sequence[tuple[str, ...]] = ()) ->
     names: list[str] = []
     parameters: dict[str, tuple[int, str, TensorFacts]] = {}
     buffers: dict[str, tuple[int, TensorFacts]] = {}
+    makers: dict[nn.Parameter, tuple[int, str]] = {}
+    shared: list[tuple[str, str]] = []
     for index, name, module in build_layers(layers, seed, lambda _: False):
         if name in names:
             raise ConfigError(f"layers: two layers are called {name!r}; names say what state belongs to, so each needs its own")
@@ -181,11 +196,17 @@ def facts_of(layers: Layers, seed: int, ties: Sequence[tuple[str, ...]] = ()) ->
         for inner, parameter in module.named_parameters():
             facts = TensorFacts(tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
             parameters[f"{name}.{inner}"] = (index, inner, facts)
+            at, first = makers.setdefault(parameter, (index, f"{name}.{inner}"))
+            if at != index:
+                shared.append((first, f"{name}.{inner}"))
         for inner, buffer in module.named_buffers():
             buffers[f"{name}.{inner}"] = (index, TensorFacts(tuple(buffer.shape), buffer.dtype, False))
     if not names:
         raise ConfigError("layers: the generator gave no layers; yield (name, module) pairs in the order they run")
     tied = _tied(ties, parameters)
+    for first, other in shared:
+        if other not in tied.get(first, ()):
+            raise ConfigError(f"layers: {first!r} and {other!r} are one parameter; say so with ties=[({first!r}, {other!r})]")
     units: dict[UnitName, UnitFacts] = {}
     for index, name in enumerate(names):
         own = {full: facts for full, (at, _, facts) in parameters.items() if at == index and full not in tied}
@@ -247,8 +268,18 @@ def sequential(model: nn.Sequential | Callable[[], nn.Sequential]) -> Layers:
             made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         if not isinstance(made, nn.Sequential):
             raise ConfigError(f"sequential: want an nn.Sequential or a function that makes one, got {_said(made)}")
+        twins: dict[nn.Parameter, nn.Parameter] = {}
         for name, child in made.named_children():
             wanted_on_meta = torch.empty(0).is_meta
-            yield name, (child.to("meta") if wanted_on_meta else child)
+            yield name, (_to_meta(child, twins) if wanted_on_meta else child)
 
     return layers
+
+
+def _to_meta(module: nn.Module, twins: dict[nn.Parameter, nn.Parameter]) -> nn.Module:
+    """``module`` without values; parameters that were one stay one, which ``to`` forgets."""
+    parts = [(part, name, p) for part in module.modules() for name, p in part.named_parameters(recurse=False)]
+    module.to("meta")
+    for part, name, before in parts:
+        part.register_parameter(name, twins.setdefault(before, part.get_parameter(name)))
+    return module

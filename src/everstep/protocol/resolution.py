@@ -24,7 +24,7 @@ from everstep.quantities import NodeId, UnitName
 class Resolution:
     """Where training stands. ``step`` is the next to run, as try ``attempt``; None: nobody has any state.
 
-    ``union``: of step ``step - 1``, to hand on; None where nobody needs it. ``holds``: the units each node holds at
+    ``union``: of step ``step - 1``, to hand on; None where nobody follows and nobody is new. ``holds``: the units each node holds at
     ``step``, once those who follow have applied.
     """
 
@@ -52,11 +52,13 @@ def resolve(reports: Sequence[Report], rollbacks: tuple[tuple[int, int, int], ..
         return Resolution(None, first_attempt(0, rollbacks), None, {report.node: frozenset() for report in reports})
     union = next((r.union for r in reports if r.union is not None and r.union.step == step - 1), None)
     following = {report.node for report in reports if union is not None and _follows(report, union)}
+    # A newcomer gets the union of its state's step too: what it says, such as a stop, holds for it as for the others.
+    is_needed = bool(following) or any(report.applied < 0 for report in reports)
     begun = max((report.attempt for report in reports if report.applied == step), default=-1)
     return Resolution(
         step=step,
         attempt=max(first_attempt(step, rollbacks), begun + 1),
-        union=union if following else None,
+        union=union if is_needed else None,
         holds={
             report.node: frozenset(report.holds if report.applied == step or report.node in following else ())
             for report in reports
