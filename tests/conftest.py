@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Options of the whole suite, and what all tests share."""
 
 from __future__ import annotations
 
@@ -11,3 +11,7 @@ pytest.register_assert_rewrite("tests.integration.harness", "tests.engine.cluste
 
 # Scripts that workers run import from here too; the fork server takes its environment from the first test that starts it.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="accept what commands print now as their snapshots")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from everstep.engine.samples import Samples
 from everstep.engine.shards import from_bytes
 from everstep.records import EventSeen, PlanCommitted, Record, RolledBack, RunEnded, StepSeen, ViewCommitted
 from everstep.runtime import checkpoints
@@ -17,7 +18,6 @@ from everstep.runtime.kills import parse_kill
 from everstep.telemetry import audit, runs
 from tests.engine.models import Tokens, adamw, layers, token_loss
 from tests.engine.reference import Reference
-from everstep.engine.samples import Samples
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]

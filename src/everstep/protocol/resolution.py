@@ -24,7 +24,7 @@ from everstep.quantities import NodeId, UnitName
 class Resolution:
     """Where training stands. ``step`` is the next to run, as try ``attempt``; None: nobody has any state.
 
-    ``union``: of step ``step - 1``, to hand on; None where nobody follows and nobody is new. ``holds``: the units each node holds at
+    ``union``: of step ``step - 1``, to hand on; None where nobody follows or is new. ``holds``: the units each node holds at
     ``step``, once those who follow have applied.
     """
 

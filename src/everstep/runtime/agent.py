@@ -29,7 +29,17 @@ from everstep.protocol.codec import decode_to_leader, encode
 from everstep.protocol.detector import FailureDetector
 from everstep.protocol.messages import BoundaryReached, PlanOrdered, Report, StateReady, Stuck
 from everstep.quantities import HostId, NodeId, node_number
-from everstep.records import CheckpointPassedOver, CheckpointWritten, PlanCommitted, Record, RolledBack, RunEnded, RunStarted, ViewCommitted, line
+from everstep.records import (
+    CheckpointPassedOver,
+    CheckpointWritten,
+    PlanCommitted,
+    Record,
+    RolledBack,
+    RunEnded,
+    RunStarted,
+    ViewCommitted,
+    line,
+)
 from everstep.runtime import checkpoints
 from everstep.runtime.control import (
     Beat,
