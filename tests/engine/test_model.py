@@ -33,7 +33,7 @@ class Drawn(nn.Module):
         self.orthogonal = nn.Parameter(nn.init.orthogonal_(torch.empty(4, 4)))
         self.keyword = nn.Parameter(nn.init.normal_(tensor=torch.empty(2)))
         self.like = nn.Parameter(torch.randn_like(torch.empty(7)))
-        self.scaled = nn.Parameter(torch.randn(size=(2, 2), dtype=torch.float64) / math.sqrt(2))
+        self.scaled = nn.Parameter(torch.randn(size=(2, 2), dtype=torch.float32) / math.sqrt(2))
         self.register_buffer("mask", torch.randint(0, 2, (3, 3)))
         self.register_buffer("order", torch.randperm(5))
         self.linear = nn.Linear(3, 2)

@@ -196,8 +196,8 @@ def facts_of(layers: Layers, seed: int, ties: Sequence[tuple[str, ...]] = ()) ->
         for inner, parameter in module.named_parameters():
             facts = TensorFacts(tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
             parameters[f"{name}.{inner}"] = (index, inner, facts)
-            at, first = makers.setdefault(parameter, (index, f"{name}.{inner}"))
-            if at != index:
+            maker, first = makers.setdefault(parameter, (index, f"{name}.{inner}"))
+            if maker != index:
                 shared.append((first, f"{name}.{inner}"))
         for inner, buffer in module.named_buffers():
             buffers[f"{name}.{inner}"] = (index, TensorFacts(tuple(buffer.shape), buffer.dtype, False))

@@ -149,22 +149,11 @@ class UnitState:
         """Become what was packed.
 
         Raises:
-            TransferError: names or shapes do not fit this unit.
+            TransferError: names or shapes do not fit this unit, which is then as it was.
         """
         own = {f"parameter:{name}": p.detach() for name, p in self.parameters.items()}
         own |= {f"buffer:{name}": buffer for name, buffer in self.buffers.items()}
         state: dict[str, dict[str, Any]] = {name: {} for name in self.trained}
-        for key, tensor in packed.tensors.items():
-            if key in own:
-                if tensor.shape != own[key].shape or tensor.dtype != own[key].dtype:
-                    raise TransferError(
-                        f"unit {self.facts.name}: {key} should be {own[key].dtype} {tuple(own[key].shape)}, "
-                        f"got {tensor.dtype} {tuple(tensor.shape)}"
-                    )
-                own[key].copy_(tensor)
-        missing = set(own) - set(packed.tensors)
-        if missing:
-            raise TransferError(f"unit {self.facts.name}: {sorted(missing)[0]} is missing")
         for key, value in (*packed.tensors.items(), *packed.scalars.items()):
             kind, _, rest = key.partition(":")
             name, _, slot = rest.rpartition(":")
@@ -172,6 +161,18 @@ class UnitState:
                 if name not in state:
                     raise TransferError(f"unit {self.facts.name}: optimizer state for an unknown parameter {name}")
                 state[name][slot] = value.clone() if isinstance(value, Tensor) else value
+            elif key not in own or not isinstance(value, Tensor):
+                raise TransferError(f"unit {self.facts.name}: {key} is unknown; known: {', '.join(own)}")
+            elif value.shape != own[key].shape or value.dtype != own[key].dtype:
+                raise TransferError(
+                    f"unit {self.facts.name}: {key} should be {own[key].dtype} {tuple(own[key].shape)}, "
+                    f"got {value.dtype} {tuple(value.shape)}"
+                )
+        missing = set(own) - set(packed.tensors)
+        if missing:
+            raise TransferError(f"unit {self.facts.name}: {sorted(missing)[0]} is missing")
+        for key, tensor in own.items():
+            tensor.copy_(packed.tensors[key])
         if self.optimizer is not None:
             self.optimizer.state.clear()
             for name, slots in state.items():
