@@ -209,9 +209,10 @@ class Executor:
             node=self._node, view=current.view, step=current.step, attempt=current.attempt,
             pairs={use: tuple(pairs) for use, pairs in current.pairs.items()}, samples=current.samples,
         ))
-        open_: list[tuple[list[UnitName], Tensor, Reduction]] = []
+        open_: list[tuple[list[UnitName], tuple[NodeId, ...], Tensor, Reduction]] = []
         for (holders, dtype), names in self._groups(plan).items():
-            flat = bucket([self.held.units[name].flat for name in names])
+            flats = [self.held.units[name].flat for name in names]
+            flat = bucket(flats) if len(holders) > 1 else flats[0]  # whoever holds alone has the whole sums where they are
             facts = self._spec.facts
             uses = [f"{name}/{facts.layers[layer]}" for name in names for layer in facts.units[name].layers]
             reduction = Reduction(
@@ -220,11 +221,12 @@ class Executor:
                 mailbox=self._mailbox, post=self._post,
             )
             reduction.post_parts()
-            open_.append((names, flat, reduction))
+            open_.append((names, holders, flat, reduction))
         self._instants.reached("reduce", current.step)
-        for names, flat, reduction in open_:
+        for names, holders, flat, reduction in open_:
             pairs = reduction.finish(flat)
-            unbucket(flat, [self.held.units[name].flat for name in names])
+            if len(holders) > 1:
+                unbucket(flat, [self.held.units[name].flat for name in names])
             for name in names:
                 unit = self.held.units[name]
                 own = {use: tuple(found) for use, found in pairs.items() if use.startswith(f"{name}/")}

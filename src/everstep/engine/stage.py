@@ -75,6 +75,7 @@ class Stage:
     def __init__(self, held: HeldState, loss: Loss, seed: int, step: int, split: bool, node: str) -> None:
         self._held, self._loss, self._seed, self._step, self._split, self._node = held, loss, seed, step, split, node
         self._passages: dict[tuple[int, int], Passage] = {}
+        self._owners: dict[int, list[dict[str, Tensor | None]]] = {}
         self.times = Times()
         self._leaf_homes: dict[int, tuple[UnitState, str]] = {
             id(leaf): (unit, name)
@@ -118,19 +119,25 @@ class Stage:
 
     def _call(self, layer: int, module: nn.Module, value: Any, micro_batch: int) -> Any:
         torch.default_generator.manual_seed(seed_of(self._seed, self._step, micro_batch, layer))
-        before = list(module.buffers())
+        before = self._buffers_of(layer)
         versions = [buffer._version for buffer in before]
         try:
             value = module(value)
         except Exception as error:
             raise self._user_error(error, self._held.facts.layers[layer], micro_batch) from error
-        after = list(module.buffers())
+        after = self._buffers_of(layer)
         if versions != [b._version for b in after] or any(a is not b for a, b in zip(before, after, strict=True)):
             raise UnsupportedError(
                 f"layer {self._held.facts.layers[layer]} changes a buffer in its forward: a micro-batch may be computed "
                 "on any worker, or twice, so a forward must have no side effects"
             )
         return value
+
+    def _buffers_of(self, layer: int) -> list[Tensor]:
+        """The layer's buffers; its modules are looked up once, since walking them takes longer than a small layer."""
+        if layer not in self._owners:
+            self._owners[layer] = [owner._buffers for owner in self._held.modules[layer].modules()]
+        return [buffer for buffers in self._owners[layer] for buffer in buffers.values() if buffer is not None]
 
     def _user_error(self, error: Exception, layer: str, micro_batch: int) -> UserCodeError:
         return UserCodeError(
