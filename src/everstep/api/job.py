@@ -11,9 +11,10 @@ Three promises, each held by tests:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from everstep.config import RunConfig
+from everstep.config import RunConfig, from_mapping
 from everstep.engine.model import Layers, facts_of
 from everstep.engine.samples import Samples
 from everstep.engine.stage import Loss
@@ -52,7 +53,7 @@ class Job:
     def __init__(
         self, *, layers: Layers, loss: Loss, optimizer: OptimizerFactory, data: Samples,
         ties: Sequence[tuple[str, ...]] = (), lr: Callable[[int], float] | None = None, clip_norm: float | None = None,
-        config: RunConfig | None = None,
+        config: RunConfig | Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
@@ -64,7 +65,7 @@ class Job:
             ties: groups of parameters that are one, by name: ``[("embed.weight", "head.weight")]``.
             lr: ``lr(step)`` is a factor on each parameter group's own rate, as in ``LambdaLR``.
             clip_norm: largest norm of the whole gradient, over all layers.
-            config: settings; those of the command line win.
+            config: settings, as ``RunConfig`` or as nested or dotted keys; those of the command line win.
 
         Raises:
             ConfigError: something is missing, of the wrong kind, or cannot be trained this way (UnsupportedError).
@@ -80,7 +81,8 @@ class Job:
             raise ConfigError(f"Job: clip_norm must be positive, got {clip_norm}")
         self._declaration = Declaration(
             layers=layers, facts=facts_of(layers, data.seed, tuple(tuple(group) for group in ties)), loss=loss,
-            optimizer=optimizer, samples=data, clip_norm=clip_norm, rate=lr or _constant, config=config or RunConfig(),
+            optimizer=optimizer, samples=data, clip_norm=clip_norm, rate=lr or _constant,
+            config=config if isinstance(config, RunConfig) else from_mapping(config or {}, source="Job(config=…)"),
         )
         self._session: Session | None = None
 

@@ -472,11 +472,13 @@ class Agent:
         if self._failure is None:
             self._failure = failed
             where = f"worker {worker.place} ({worker.node})"
-            text = f"{where}: {failed.message}"
-            if failed.traceback:
-                text = f"{failed.traceback.rstrip()}\n{text}"
-            is_config = failed.kind == "config"
-            self._end("failed", 2 if is_config else 1, failed.message if is_config else text)
+            if failed.kind == "config":
+                text = failed.message
+            elif failed.traceback:
+                text = f"{where}, {failed.message}:\n{failed.traceback.rstrip()}"
+            else:
+                text = f"{where}: {failed.message}"
+            self._end("failed", 2 if failed.kind == "config" else 1, text)
         self._quit_all("another worker failed")
 
     # The leader's effects
@@ -593,6 +595,8 @@ class Agent:
         return CheckpointInfo(step=found.step, path=str(found.path.resolve())) if found else None
 
     def _with_advice(self, reason: str) -> str:
+        if self._tracker.steps == 0:
+            return reason
         newest = self._newest()
         if newest is None:
             return f"{reason}; no checkpoint was written"

@@ -82,7 +82,10 @@ class InstantReached(msgspec.Struct, frozen=True, tag="instant"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The user's code or the job itself is wrong: the run ends. ``kind``: user, config or internal."""
+    """The user's code or the job itself is wrong: the run ends. ``kind``: user, config or internal.
+
+    With a traceback ``message`` says where, since the traceback says what.
+    """
 
     kind: str
     message: str

@@ -22,7 +22,7 @@ import torch
 from everstep.config import from_mapping
 from everstep.engine.links import Mailbox
 from everstep.engine.tcp import TcpLinks
-from everstep.errors import ConfigError, EverstepError, RemoteProtocolError, UserCodeError
+from everstep.errors import CheckpointError, ConfigError, EverstepError, RemoteProtocolError, UserCodeError
 from everstep.quantities import NodeId
 from everstep.runtime.control import (
     Beat,
@@ -126,18 +126,16 @@ class Worker:
         return 0
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the agent once; what the user sees begins in their own code, not in ours."""
-        cause = error.__cause__ if isinstance(error, UserCodeError) and error.__cause__ is not None else error
-        text = "".join(traceback.format_exception(type(cause), cause, _in_user_code(cause)))
-        if isinstance(error, UserCodeError):
-            kind, text = "user", text if error.__cause__ is not None else ""
+        """Tell the agent, once. With a traceback the message only says where, since the traceback says what."""
+        if isinstance(error, UserCodeError) and error.__cause__ is not None:
+            where = f"in {error.layer}, step {error.step}, micro-batch {error.micro_batch}"
+            self.send(Failed(kind="user", message=where, traceback=_traceback_of(error.__cause__)))
+        elif isinstance(error, ConfigError | CheckpointError | UserCodeError):
+            self.send(Failed(kind="user" if isinstance(error, UserCodeError) else "config", message=str(error)))
         elif isinstance(error, EverstepError):
-            kind = "config" if isinstance(error, ConfigError) else "internal"
-            text = "" if kind == "config" else text
+            self.send(Failed(kind="internal", message=f"a bug of ours: {error}", traceback=traceback.format_exc()))
         else:
-            kind = "user"
-        said = str(error) if isinstance(error, EverstepError) else f"{type(error).__name__}: {error}"
-        self.send(Failed(kind=kind, message=said, traceback=text))
+            self.send(Failed(kind="user", message="in the script", traceback=_traceback_of(error)))
 
     # The script's session
 
@@ -238,14 +236,10 @@ class Worker:
         threading.Timer(self._orphan_after_s, lambda: _leave(72)).start()
 
 
-def _in_user_code(error: BaseException) -> Any:
-    """The traceback from the first frame outside this package and ``runpy`` on; all of it if there is none."""
+def _traceback_of(error: BaseException) -> str:
+    """The traceback as its author expects it: without frames of this package and of what runs the script."""
     here = str(Path(__file__).resolve().parent.parent)
-    at = error.__traceback__
-    while at is not None:
-        name = at.tb_frame.f_code.co_filename
-        if not name.startswith((here, "<frozen")) and "runpy" not in name and "/torch/" not in name:
-            return at
-        at = at.tb_next
-    return error.__traceback__
-
+    told = traceback.TracebackException.from_exception(error)
+    frames = [f for f in told.stack if not f.filename.startswith((here, "<frozen")) and "runpy" not in f.filename]
+    told.stack = traceback.StackSummary.from_list(frames or list(told.stack))
+    return "".join(told.format())
