@@ -125,6 +125,8 @@ class Stage:
             value = module(value)
         except Exception as error:
             raise self._user_error(error, self._held.facts.layers[layer], micro_batch) from error
+        if layer < len(self._held.facts.layers) - 1 and not isinstance(value, Tensor | tuple | list | dict):
+            take_apart(value, f"layer {self._held.facts.layers[layer]}")  # says what is wrong with it
         after = self._buffers_of(layer)
         if versions != [b._version for b in after] or any(a is not b for a, b in zip(before, after, strict=True)):
             raise UnsupportedError(
