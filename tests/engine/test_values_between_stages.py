@@ -31,7 +31,8 @@ class Start(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> dict[str, Any]:
         hidden_BTD = self.table(tokens_BT[:, :-1])
-        return {"hidden": hidden_BTD, "around": (tokens_BT[:, 1:], [self.skip(hidden_BTD * 0.5)]), "mask": tokens_BT[:, :-1] != 0}
+        around = (tokens_BT[:, 1:], [self.skip(hidden_BTD * 0.5)])
+        return {"hidden": hidden_BTD, "around": around, "mask": tokens_BT[:, :-1] != 0}
 
 
 class Middle(nn.Module):

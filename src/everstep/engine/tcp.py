@@ -27,7 +27,9 @@ from everstep.quantities import NodeId
 
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_TENSOR_BYTES = 16 * 2**30
+MAX_DIMENSIONS = 32
 _LENGTH = struct.Struct("!I")
+_ALLOCATED_AT_ONCE_BYTES = 64 * 2**20
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -66,15 +68,17 @@ def read_parcel(read: Callable[[int], bytearray | None]) -> Parcel | None:
         header = _decoder.decode(_whole(read(length)))
         key = Key(*header.key[:6], NodeId(header.key[6]), header.key[7])
         note = decode_exchange(header.note, key.source) if key.kind == "exchange" else header.note
-    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"expected the header of a parcel, got {length} bytes that are none: {error}") from error
     tensors = []
     for dtype, shape in header.tensors:
-        if dtype not in DTYPES or any(size < 0 for size in shape):
-            raise RemoteProtocolError(f"expected a tensor, got dtype {dtype!r} and shape {shape}", key.source)
+        if dtype not in DTYPES or len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
+            raise RemoteProtocolError(f"expected a tensor, got dtype {dtype!r:.40} and shape {shape!r:.200}", key.source)
+        # Without its zeros: torch refuses also an empty tensor whose strides are too large to be numbers.
+        largest = DTYPES[dtype].itemsize * math.prod(size or 1 for size in shape)
+        if largest > MAX_TENSOR_BYTES:
+            raise RemoteProtocolError(f"expected a tensor of at most {MAX_TENSOR_BYTES} bytes, got {largest}", key.source)
         size = DTYPES[dtype].itemsize * math.prod(shape)
-        if size > MAX_TENSOR_BYTES:
-            raise RemoteProtocolError(f"expected a tensor of at most {MAX_TENSOR_BYTES} bytes, got {size}", key.source)
         try:
             tensors.append(tensor_from(dtype, shape, _whole(read(size)) if size else b""))
         except TransferError as error:
@@ -96,10 +100,12 @@ def reader_of(connection: socket.socket) -> Callable[[int], bytearray | None]:
     """
 
     def read(count: int) -> bytearray | None:
-        data = bytearray(count)
-        view, have = memoryview(data), 0
+        data, have = bytearray(min(count, _ALLOCATED_AT_ONCE_BYTES)), 0
         while have < count:
-            received = connection.recv_into(view[have:])
+            if have == len(data):  # memory for what a peer only announces is not taken
+                data.extend(bytes(min(have, count - have)))
+            with memoryview(data)[have:] as rest:
+                received = connection.recv_into(rest)
             if received == 0:
                 if have == 0:
                     return None
@@ -191,6 +197,8 @@ class TcpLinks:
             read = reader_of(connection)
             peer = self._greeted(read)
             while (parcel := read_parcel(read)) is not None:
+                if parcel.key.source != peer:
+                    raise RemoteProtocolError(f"{peer} sent a parcel in the name of {parcel.key.source}", peer)
                 self._mailbox.deliver(parcel)
         except (OSError, RemoteProtocolError) as error:
             if peer is not None and not self._closed:
