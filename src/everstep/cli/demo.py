@@ -22,6 +22,10 @@ LOSS_BOUND = 1e-5
 LEARNED_BELOW = 0.3
 """Nats a byte by which the last losses must lie below the unigram entropy, after a full run."""
 
+EVENTS_EVERY_S = 15.0
+"""What the planner is told to expect: about how often the demonstration kills. Told to expect an event every ten minutes, it
+would rightly prefer plans that are a little faster and lose state at the next one."""
+
 _FULL_RUN_STEPS = 200
 _LEAST_STEPS = 10
 _LEAST_WORKERS = 6
@@ -114,7 +118,7 @@ def _train(
 
     done = launch.launch(RunRequest(
         script=scripts.path("tiny_gpt"), arguments=("--steps", str(steps)), workers=workers, directory=folder,
-        kills=launch.kills_of(kills, workers),
+        kills=launch.kills_of(kills, workers), settings={"planner": {"gap_s": EVENTS_EVERY_S}},
     ), console, title)
     if done.summary is None or done.outcome.exit_code:
         output.complain(f"the run in {folder} ended early ({done.outcome.outcome}): {done.outcome.message}")

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from everstep.config import DetectorConfig, RunConfig, from_mapping
 from everstep.controller import ClusterFacts, Controller
 from everstep.decision import Decision
@@ -146,6 +148,7 @@ class Agent:
         self._clock_start_s = time.monotonic()
         self._records: BinaryIO | None = None
         self._outcome: RunOutcome | None = None
+        self._last_record: RunEnded | None = None
         self._declared: Declared | None = None
         self._failure: Failed | None = None
         self._detector: FailureDetector | None = None
@@ -213,6 +216,8 @@ class Agent:
             for key, _ in self._selector.select(self._wait_s()):
                 key.data(key.fileobj)
             self._check_deadlines()
+        if self._last_record is not None:  # after what workers said while they ended, such as that a checkpoint is written
+            self._record(msgspec.structs.replace(self._last_record, time_s=self._now_s()))
         return self._outcome
 
     def _wait_s(self) -> float:
@@ -236,7 +241,7 @@ class Agent:
                 self._workers[node].process.kill()
             self._detector.forget(node) if self._detector else None
         if self._injector.next_deadline_s() is not None:
-            self._inject(self._injector.due(now_s, self._living()))
+            self._inject(self._injector.due(now_s, self._living()), None)
         if self._stop_deadline_s is not None and now_s >= self._stop_deadline_s:
             self._stop_deadline_s = None
             self._end("stopped", 1, f"workers did not stop within {STOP_WITHIN_S:.0f} s and were ended")
@@ -396,7 +401,8 @@ class Agent:
                 self._step_done(message, now_s)
             case InstantReached(phase, step):
                 worker.phase = phase
-                self._inject(self._injector.reached(worker.node, phase, step, self._living(), self._lost_layers))
+                victims = self._injector.reached(worker.node, phase, step, self._living(), self._lost_layers)
+                self._inject(victims, phase)
                 self._send(worker, Proceed())
             case Failed():
                 self._failed(worker, message)
@@ -607,10 +613,10 @@ class Agent:
 
     # Kills
 
-    def _inject(self, victims: tuple[NodeId, ...]) -> None:
+    def _inject(self, victims: tuple[NodeId, ...], phase: str | None) -> None:
         for node in victims:
             if node in self._workers:
-                self._tracker.killed(node, self._now_s())
+                self._tracker.killed(node, phase, self._now_s())
                 self._workers[node].process.kill()
 
     # The end
@@ -650,10 +656,10 @@ class Agent:
         self._tracker.close(self._now_s())
         self._outcome = RunOutcome(directory=self._request.directory, outcome=outcome, exit_code=code, message=message)
         if self._declared is not None:
-            self._record(RunEnded(
+            self._last_record = RunEnded(
                 time_s=self._now_s(), outcome=outcome, steps=self._tracker.steps if steps is None else steps,
                 message=message, state_hash=hashes or {},
-            ))
+            )
 
     def _quit_all(self, reason: str) -> None:
         for worker in self._workers.values():

@@ -48,16 +48,16 @@ class EventTracker:
         self._recent: deque[float] = deque(maxlen=15)
         self._last_end_s: float | None = None
         self._open: _Open | None = None
-        self._killed_s: dict[NodeId, float] = {}
+        self._killed: dict[NodeId, tuple[float, str | None]] = {}
         self._training_since_s = 0.0
 
     def median_step_s(self) -> float:
         """Of recent steps; 0 before there are any."""
         return median(self._recent) if self._recent else 0.0
 
-    def killed(self, node: NodeId, now_s: float) -> None:
-        """The agent itself has just killed ``node``, so the time to detection can be told."""
-        self._killed_s.setdefault(node, now_s)
+    def killed(self, node: NodeId, phase: str | None, now_s: float) -> None:
+        """The agent itself kills ``node``, so the time to detection can be told, and the instant if it was armed."""
+        self._killed.setdefault(node, (now_s, phase))
 
     def suspected(self, node: NodeId, now_s: float) -> None:
         """``node`` was silent for too long and is fenced."""
@@ -65,10 +65,11 @@ class EventTracker:
 
     def lost(self, node: NodeId, phase: str, now_s: float) -> None:
         """The death of ``node`` was noticed."""
-        event = self._begin("lost", phase, now_s)
+        killed_s, instant = self._killed.pop(node, (None, None))
+        event = self._begin("lost", instant or phase, now_s)
         event.nodes.append(node)
-        if node in self._killed_s:
-            event.detect_s.append(now_s - self._killed_s.pop(node))
+        if killed_s is not None:
+            event.detect_s.append(now_s - killed_s)
 
     def view_changed(self, view: View, cause: str, now_s: float) -> None:
         """A view without a loss is a join, or a retry."""
