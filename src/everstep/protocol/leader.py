@@ -35,7 +35,7 @@ from everstep.protocol.messages import (
     ViewOrdered,
 )
 from everstep.protocol.resolution import Resolution, resolve
-from everstep.quantities import NodeId
+from everstep.quantities import NodeId, node_number
 from everstep.view import Member, View
 
 CHANGE = "change"
@@ -388,7 +388,7 @@ class Leader:
         """Propose the next view: without who is lost, with who waits."""
         before = self.view.members if self.view else ()
         kept = tuple(m for m in before if m.node_id not in self._removals and m.node_id not in self._candidates)
-        members = (*kept, *self._candidates.values())
+        members = (*kept, *sorted(self._candidates.values(), key=lambda m: node_number(m.node_id)))
         causes = [f"{node} lost: {why}" for node, why in self._removals.items()]
         causes += [f"{node} joins" for node in self._candidates] if self.view else []
         said = "; ".join(causes) or cause or "no progress"
