@@ -36,12 +36,16 @@ def test_who_is_behind_follows_only_with_sums_of_the_same_try() -> None:
     assert (found.holds[N1], found.holds[N2]) == (frozenset(), {U0})
 
 
+def test_a_union_that_nobody_needs_is_not_handed_on() -> None:
+    assert resolve([report(N0, 6, union=union(5)), report(N1, 6, union=union(5))]).union is None
+
+
 def test_who_cannot_follow_holds_nothing() -> None:
     found = resolve([
         report(N0, 6, union=union(5)), report(N1, 5, attempt=0), report(N2, 3, attempt=0, prepared=True),
         report(N3, -1, holds=()),
     ])
-    assert found.union is None, "nobody needs it"
+    assert found.union == union(5), "the newcomer keeps it, as everybody at step 6 does"
     assert found.holds == {N0: {U0}, N1: frozenset(), N2: frozenset(), N3: frozenset()}
 
 
