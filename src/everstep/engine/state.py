@@ -108,8 +108,8 @@ class UnitState:
         """Squared norm of each parameter's sum, as float64, from chunks of a fixed size: the same bits on every holder."""
         norms = {}
         for name, sums in self.sums.items():
-            chunks = torch.split(sums.reshape(-1), 32768)
-            norms[name] = math.fsum(float(chunk.double().square().sum()) for chunk in chunks)
+            chunks = (chunk.double() for chunk in torch.split(sums.reshape(-1), 32768))
+            norms[name] = math.fsum(float(torch.dot(chunk, chunk)) for chunk in chunks)
         return norms
 
     def apply(self, scale: float, rate_factor: float) -> None:

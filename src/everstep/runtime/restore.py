@@ -41,4 +41,16 @@ def _difference(checkpoint: Checkpoint, held: HeldState) -> str:
         said = [f"it has {only_there[0]}, this model has not"] if only_there else []
         said += [f"this model has {only_here[0]}, it has not"] if only_here else []
         return "; ".join(said)
-    return "the units have the same names, but other shapes or types"
+    for name, unit in held.units.items():
+        try:
+            tensors = from_bytes(check_shard(checkpoint, name), {}).tensors
+        except (CheckpointError, TransferError) as error:
+            return str(error)
+        for full, parameter in unit.parameters.items():
+            saved = tensors.get(f"parameter:{full}")
+            if saved is None:
+                return f"it has no {full}, this model has"
+            if (saved.shape, saved.dtype) != (parameter.shape, parameter.dtype):
+                return (f"its {full} is {saved.dtype} {tuple(saved.shape)}, "
+                        f"this model's {parameter.dtype} {tuple(parameter.shape)}")
+    return "layers have other names, or units that are held elsewhere have other shapes"

@@ -32,12 +32,15 @@ class LocalStore:
 
     def __enter__(self) -> LocalStore:
         try:
-            connection = sqlite3.connect(self._path, isolation_level=None, timeout=10)
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.executescript(_SCHEMA)
+            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=10)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.executescript(_SCHEMA)
+            (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
         except sqlite3.DatabaseError as error:
+            self.__exit__()
             raise ConfigError(f"{self._path}: not a view store that can be used: {error}") from error
-        self._connection = connection
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,12 +80,13 @@ class LocalStore:
             taken = self._db.execute("SELECT 1 FROM plans WHERE view = ?", (order.view,)).fetchone()
             if number != order.view or taken or not self._is_newest(token):
                 return False
-            self._db.execute("INSERT INTO plans (view, plan) VALUES (?, ?)", (order.view, msgspec.json.encode(order)))
+            # MessagePack: a union may hold a loss that is not a number, for which JSON has no word.
+            self._db.execute("INSERT INTO plans (view, plan) VALUES (?, ?)", (order.view, msgspec.msgpack.encode(order)))
             return True
 
     def plan_of(self, view: int) -> PlanOrdered | None:
         row = self._db.execute("SELECT plan FROM plans WHERE view = ?", (view,)).fetchone()
-        return msgspec.json.decode(row[0], type=PlanOrdered) if row else None
+        return msgspec.msgpack.decode(row[0], type=PlanOrdered) if row else None
 
     def _is_newest(self, token: int) -> bool:
         (newest,) = self._db.execute("SELECT COALESCE(MAX(token), 0) FROM lease").fetchone()
