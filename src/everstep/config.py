@@ -191,11 +191,11 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
         table, *rest = key.split(".", 1)
         inner = _nested(value) if isinstance(value, Mapping) else value
         if rest:
-            nested.setdefault(table, {}).update(_nested({rest[0]: inner}))
-        elif isinstance(inner, dict):
-            nested.setdefault(table, {}).update(inner)
-        else:
+            inner = _nested({rest[0]: inner})
+        if not isinstance(inner, dict):
             nested[table] = inner
+        elif isinstance(nested.setdefault(table, {}), dict):  # else it was set to no table, which is an error below
+            nested[table].update(inner)
     return nested
 
 
@@ -221,14 +221,14 @@ def _filled(base: Any, values: Mapping[str, Any], source: str, prefix: str) -> A
 
 
 def _suggestion(key: str, prefix: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {prefix}{near[0]}?"
-    everywhere = {f.name: g.name for g in fields(RunConfig) for f in _inner_fields(g.name)}
-    near = difflib.get_close_matches(key, list(everywhere), n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {everywhere[near[0]]}.{near[0]}?"
-    return f"; known here: {', '.join(known)}"
+    here = [(_likeness(key, name), f"{prefix}{name}") for name in known]
+    elsewhere = [(_likeness(key, f.name), f"{g.name}.{f.name}") for g in fields(RunConfig) for f in _inner_fields(g.name)]
+    likeness, name = max([*here, *elsewhere], key=lambda found: found[0])
+    return f"; did you mean {name}?" if likeness >= 0.6 else f"; known here: {', '.join(known)}"
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _inner_fields(table: str) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NewType
 
@@ -36,8 +37,8 @@ def parse_bytes(text: str | int | float) -> int:
         ValueError: not a non-negative number with a known suffix.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if text < 0:
-            raise ValueError(f"bytes cannot be negative: {text}")
+        if not 0 <= text < math.inf:
+            raise ValueError(f"bytes cannot be negative or endless: {text}")
         return int(text)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
     if not found or found[2] not in _SUFFIXES:
@@ -52,7 +53,7 @@ def parse_seconds(text: str | int | float) -> float:
         ValueError: not a non-negative number with a known suffix.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if text < 0:
+        if not text >= 0:
             raise ValueError(f"a duration cannot be negative: {text}")
         return float(text)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text))
