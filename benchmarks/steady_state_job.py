@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import everstep
 from everstep.catalog import texts
-from everstep.config import CheckpointConfig, PlannerConfig, RunConfig
+from everstep.config import CheckpointConfig, EngineConfig, PlannerConfig, RunConfig
 from everstep.engine.model import build_layers, facts_of
 from everstep.plan import Plan
 
@@ -174,7 +174,7 @@ def config_of(options: argparse.Namespace, example: SimpleNamespace) -> RunConfi
         planner=PlannerConfig(
             worker_memory_bytes=cap_bytes, max_stages=options.workers if options.case == "pipeline" else 1,
         ),
-        checkpoint=CheckpointConfig(every_steps=0),
+        checkpoint=CheckpointConfig(every_steps=0), engine=EngineConfig(split_backward=options.split),
     )
 
 
@@ -205,6 +205,7 @@ def arguments() -> argparse.Namespace:
         ("micro", 4),
     ):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--split", choices=["auto", "on", "off"], default="off", help="split_backward of Everstep's side")
     return parser.parse_args()
 
 
