@@ -7,6 +7,7 @@ is killed later does not take its account along. The agent writes the rest. ``ev
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +196,11 @@ def _decoded(text: bytes) -> Record:
         if not isinstance(raw, dict):
             raise
         raw = {key: float("nan") if value is None and key not in _NULLABLE else value for key, value in raw.items()}
-        for candidate in raw["decision"]["candidates"] if raw.get("type") == "plan" else ():
-            for field in ("step_s", "value"):
-                if candidate[field] is None:
-                    del candidate[field]
+        with suppress(KeyError, TypeError):  # no decision at all: then it is no record, as is said below
+            for candidate in raw["decision"]["candidates"] if raw.get("type") == "plan" else ():
+                for field in ("step_s", "value"):
+                    if candidate[field] is None:
+                        del candidate[field]
         found: Record = msgspec.convert(raw, Record, str_keys=True)
         return found
 

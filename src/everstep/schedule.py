@@ -95,10 +95,10 @@ def problems(schedule: Schedule, plan: Plan) -> list[str]:
     found += [f"{node} should not do {action}" for node, action in sorted(set(present) - wanted, key=str)]
     if len(present) != len(set(present)):
         found.append("an action appears twice")
-    for node, order in schedule.items():
+    for node in plan.nodes:
+        order = schedule.get(node, ())
         reductions = [index for index, action in enumerate(order) if action.kind is Kind.REDUCE]
-        holds = bool(plan.placement.get(node))
-        if holds and reductions != [len(order) - 1]:
+        if plan.placement[node] and reductions != [len(order) - 1]:
             found.append(f"{node} must reduce once, after everything else")
     return found or _deadlocks(schedule, plan)
 

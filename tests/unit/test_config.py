@@ -113,7 +113,7 @@ def test_a_file_is_read_and_named_when_it_is_wrong(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=f"run.toml: {said}"):
             from_file(path)
-    with pytest.raises(ConfigError, match="nothing.toml: cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"nothing\.toml: cannot be read: No such file"):
         from_file(tmp_path / "nothing.toml")
 
 
@@ -130,7 +130,7 @@ def test_settings_are_numbers_truths_or_words() -> None:
         "a.b": 1, "c": True, "d": "10m", "e": "x", "f": 1.5, "g.h": 2, "i": "",
     }
     for setting in ("planner.policy", "=3", " =3", ""):
-        with pytest.raises(ConfigError, match="want key=value, for example --set planner.policy=reroute"):
+        with pytest.raises(ConfigError, match=r"want key=value, for example --set planner\.policy=reroute"):
             values_of_settings([setting])
 
 
