@@ -15,11 +15,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from everstep import records
 from everstep.telemetry import grid, words
 from everstep.telemetry.status import Status, Tracker, progress
+
+_BAR_COLUMNS = 36
 
 _PLAIN_LINES = 20
 """Lines of progress in a whole run where there is no terminal."""
@@ -98,9 +101,10 @@ class Display:
         parts: list[RenderableType] = []
         if status.plan is not None:
             parts.append(grid.rich_table(grid.grid(status.plan, frozenset(status.lost))))
-        if status.until:
-            parts.append(ProgressBar(total=status.until, completed=status.step, width=60))
-        parts.append(Text(progress(status)))
+        row = Table.grid(padding=(0, 1))
+        bar = [ProgressBar(total=status.until, completed=status.step, width=_BAR_COLUMNS)] if status.until else []
+        row.add_row(*bar, Text(progress(status)))
+        parts.append(row)
         parts += [Text(f"• {sentence}", style="yellow") for sentence in status.events]
         return Panel(Group(*parts), title=Text(self._title or status.script), title_align="left", expand=False)
 
