@@ -138,4 +138,4 @@ def test_errors_carry_fields_and_say_where() -> None:
     lost = PeerLost(peers=["n1", "n2"], operation="gradient", view=3, step=7, micro_batch=None)
     assert str(lost) == "no gradient from n1, n2 in step 7 of view 3" and lost.peers == ("n1", "n2")
     state = StateLostError("layers lost", ["a", "b"])
-    assert state.layers == ("a", "b") and state.rejected == {layer: "no living holder and no checkpoint" for layer in "ab"}
+    assert state.layers == ("a", "b") and state.rejected == dict.fromkeys("ab", "no living holder and no checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ def plans(draw: st.DrawFn) -> Plan:
         cuts = sorted(draw(st.sets(st.integers(1, num_layers - 1), max_size=3))) if num_layers > 1 else []
         bounds = [0, *cuts, num_layers]
         hops = []
-        for first, end in zip(bounds, bounds[1:], strict=False):
+        for first, end in itertools.pairwise(bounds):
             extra = draw(st.sets(st.integers(0, num_layers - 1), max_size=2))
             placement[n(number)] = tuple(sorted({*range(first, end), *extra}))
             hops.append(Hop(n(number), first, end))
@@ -58,6 +59,10 @@ def with_hop(plan: Plan, micro_batch: int, index: int, **changes: Any) -> Plan:
     return replace(plan, routes=tuple(tuple(route) for route in routes))
 
 
+def with_layers(plan: Plan, layers: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Plan:
+    return replace(plan, placement={**plan.placement, n(0): layers(plan.placement[n(0)])})
+
+
 def without_layer(plan: Plan) -> Plan:
     held = {node: tuple(layer for layer in layers if layer != 0) for node, layers in plan.placement.items()}
     return replace(plan, placement=held)
@@ -66,8 +71,8 @@ def without_layer(plan: Plan) -> Plan:
 FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "a layer too many": (lambda p: replace(p, num_layers=p.num_layers + 1), "the model has"),
     "nobody has a layer": (without_layer, "nobody holds layer 0"),
-    "a layer outside": (lambda p: replace(p, placement={**p.placement, n(0): (*p.placement[n(0)], 99)}), "n0 holds layers outside"),
-    "a layer twice": (lambda p: replace(p, placement={**p.placement, n(0): (0, *p.placement[n(0)])}), "ascending and once each"),
+    "a layer outside": (lambda p: with_layers(p, lambda held: (*held, 99)), "n0 holds layers outside"),
+    "a layer twice": (lambda p: with_layers(p, lambda held: (0, *held)), "ascending and once each"),
     "no routes": (lambda p: replace(p, routes=()), "the plan has no routes"),
     "an empty route": (lambda p: replace(p, routes=((), *p.routes)), "the route ends at layer 0"),
     "a gap": (lambda p: with_hop(p, 0, 0, first=1), "should begin at layer 0"),
@@ -98,9 +103,10 @@ def test_a_node_that_is_visited_twice_is_found() -> None:
     assert problems(plan, view_of(plan), 2) == ["micro-batch 0: visits a node twice"]
 
 
+LONG = (Hop(n(2), 0, 1), Hop(n(3), 1, 3, shadow=n(1)))
 PLAN = Plan(
     num_layers=3, placement={n(10): (), n(2): (0, 1), n(3): (1, 2), n(1): (0, 1, 2)},
-    routes=((Hop(n(2), 0, 1), Hop(n(3), 1, 3, shadow=n(1))), (Hop(n(1), 0, 3),), (Hop(n(2), 0, 1), Hop(n(3), 1, 3, shadow=n(1)))),
+    routes=(LONG, (Hop(n(1), 0, 3),), LONG),
 )
 
 

@@ -137,7 +137,7 @@ def test_an_action_that_is_left_out_or_swapped_with_what_it_needs_is_found(plan:
     at = data.draw(st.integers(0, len(schedule[node]) - 2))
     gone = schedule[node].pop(at)
     assert problems({k: tuple(order) for k, order in schedule.items()}, plan) == [f"{node} never does {gone}"]
-    backward = [a for a in order_of(plan)[node] if a.kind is Kind.BACKWARD][0]
+    backward = next(a for a in order_of(plan)[node] if a.kind is Kind.BACKWARD)
     order = [a for a in order_of(plan)[node] if a != backward]
     forward = order.index(Action(Kind.FORWARD, backward.hop, backward.micro_batch))
     order.insert(forward, backward)
