@@ -66,12 +66,12 @@ class OverLinks:
 
     def reduce(self, source: Tensor) -> Tensor:
         one = Reduction(
-            node=self._node, group=self._members, name="sums", where=Where(self._view, next(self._numbers), 0), source=source,
-            pairs={}, expected={}, mailbox=self._mailbox, post=self._links,
+            node=self._node, group=self._members, name="sums", where=Where(self._view, next(self._numbers), 0),
+            source=[source], pairs={}, expected={}, mailbox=self._mailbox, post=self._links,
         )
         one.post_parts()
         target = torch.empty_like(source)
-        one.finish(target)
+        one.finish([target])
         return target
 
     def abort(self, newer_view: int) -> None:

@@ -172,7 +172,7 @@ def test_a_silent_peer_is_named_with_what_was_awaited_and_where(impatient: Nodes
 def reduction(nodes: Nodes, node: NodeId, source: torch.Tensor, pairs: dict[str, list[int]], expected: int = 3,
               view: int = 1) -> Reduction:
     return Reduction(
-        node=node, group=nodes.ids, name="unit", where=Where(view, 0, 0), source=source, pairs=pairs,
+        node=node, group=nodes.ids, name="unit", where=Where(view, 0, 0), source=[source], pairs=pairs,
         expected={"unit/layer": expected}, mailbox=nodes.mailboxes[node], post=nodes.posts[node],
     )
 
@@ -182,7 +182,7 @@ def reduced(nodes: Nodes, sources: dict[NodeId, torch.Tensor], pairs: dict[NodeI
         one = reduction(nodes, node, sources[node], {"unit/layer": pairs[node]}, view=view)
         one.post_parts()
         target = torch.empty_like(sources[node])
-        return one.finish(target), target
+        return one.finish([target]), target
 
     waiting = Waiting()
     waiting.start({node: (lambda node=node: call(node)) for node in sources})
@@ -216,7 +216,7 @@ def test_an_abort_frees_a_reduction_that_a_member_never_joined_twice_in_a_row(no
         for node in (N0, N1):
             one = reduction(nodes, node, torch.ones(6), {"unit/layer": ONCE[node]}, view=view)
             one.post_parts()
-            waiting.start({node: (lambda one=one: one.finish(torch.zeros(6)))})
+            waiting.start({node: (lambda one=one: one.finish([torch.zeros(6)]))})
         until(lambda: are_blocked([nodes.mailboxes[N0], nodes.mailboxes[N1]]), "two blocked reductions")
         nodes.adopt(view + 1)
         assert {type(outcome) for outcome in waiting.ended().values()} == {InterruptedByView}

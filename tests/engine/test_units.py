@@ -260,7 +260,7 @@ def test_squared_norms_are_those_of_float64() -> None:
     for sums in unit.sums.values():
         sums.copy_(torch.randn(sums.shape, generator=generator))
     for name, square in unit.square_norms().items():
-        assert math.isclose(square, float(unit.sums[name].double().square().sum()), rel_tol=1e-14)
+        assert math.isclose(square, float(unit.sums[name].double().square().sum()), rel_tol=1e-12)  # float32 gives 1e-7
 
 
 def test_sums_in_float64_keep_what_float32_would_lose() -> None:

@@ -18,7 +18,7 @@ from everstep.config import EngineConfig
 from everstep.engine.heap import keep_freed_memory
 from everstep.engine.links import Key, Mailbox, Parcel, Post
 from everstep.engine.model import ModelFacts
-from everstep.engine.reduce import Pairs, Reduction, Where, bucket, unbucket
+from everstep.engine.reduce import Pairs, Reduction, Where
 from everstep.engine.samples import Samples, inputs_of
 from everstep.engine.stage import Loss, Stage
 from everstep.engine.state import HeldState
@@ -211,24 +211,21 @@ class Executor:
             node=self._node, view=current.view, step=current.step, attempt=current.attempt,
             pairs={use: tuple(pairs) for use, pairs in current.pairs.items()}, samples=current.samples,
         ))
-        open_: list[tuple[list[UnitName], tuple[NodeId, ...], Tensor, Reduction]] = []
+        open_: list[tuple[list[UnitName], list[Tensor], Reduction]] = []
         for (holders, dtype), names in self._groups(plan).items():
-            flats = [self.held.units[name].flat for name in names]
-            flat = bucket(flats) if len(holders) > 1 else flats[0]  # whoever holds alone has the whole sums where they are
+            sums = [self.held.units[name].flat for name in names]
             facts = self._spec.facts
             uses = [f"{name}/{facts.layers[layer]}" for name in names for layer in facts.units[name].layers]
             reduction = Reduction(
-                node=self._node, group=holders, name=f"{names[0]}+{len(names) - 1}:{dtype}", where=where, source=flat,
+                node=self._node, group=holders, name=f"{names[0]}+{len(names) - 1}:{dtype}", where=where, source=sums,
                 pairs={use: current.pairs.get(use, []) for use in uses}, expected=dict.fromkeys(uses, num_micro_batches),
                 mailbox=self._mailbox, post=self._post,
             )
             reduction.post_parts()
-            open_.append((names, holders, flat, reduction))
+            open_.append((names, sums, reduction))
         self._instants.reached("reduce", current.step)
-        for names, holders, flat, reduction in open_:
-            pairs = reduction.finish(flat)
-            if len(holders) > 1:
-                unbucket(flat, [self.held.units[name].flat for name in names])
+        for names, sums, reduction in open_:
+            pairs = reduction.finish(sums)
             for name in names:
                 unit = self.held.units[name]
                 own = {use: tuple(found) for use, found in pairs.items() if use.startswith(f"{name}/")}

@@ -1,8 +1,9 @@
-"""Sum a flat tensor over a group of nodes, with its books.
+"""Sum flat tensors over a group of nodes, with their books.
 
-The tensor is cut into one part per member; each member sums its own part over all members in the group's order, then
-sends the result to the others. So every holder ends with the same bits. The pairs that a contribution contains travel
-with it: a result is taken only if the contributors' pairs are disjoint and make up all that are expected.
+The tensors are taken as one row and cut into one part per member, so a part is a run of pieces; they are never copied
+together. Each member sums its own part over all members in the group's order, then sends the result to the others. So every
+holder ends with the same bits. The pairs that a contribution contains travel with it: a result is taken only if the
+contributors' pairs are disjoint and make up all that are expected.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from everstep.engine.links import Key, Mailbox, Parcel, Post
@@ -46,24 +46,32 @@ def merged(contributions: Sequence[Mapping[str, Sequence[int]]], expected: Mappi
     return pairs
 
 
-def parts_of(length: int, num_parts: int) -> list[slice]:
-    """Cut ``length`` elements into ``num_parts`` slices that differ by one element at most."""
+def parts_of(tensors: Sequence[Tensor], num_parts: int) -> list[list[Tensor]]:
+    """Cut a row of flat tensors into ``num_parts`` runs of views, whose lengths differ by one element at most."""
+    length = sum(tensor.numel() for tensor in tensors)
     bounds = [length * k // num_parts for k in range(num_parts + 1)]
-    return [slice(bounds[k], bounds[k + 1]) for k in range(num_parts)]
+    parts: list[list[Tensor]] = [[] for _ in range(num_parts)]
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.numel()
+        for part, first, last in zip(parts, bounds, bounds[1:], strict=False):
+            if first < end and last > begin:
+                part.append(tensor[max(first, begin) - begin : min(last, end) - begin])
+        begin = end
+    return parts
 
 
 class Reduction:
-    """One all-reduce of one bucket. ``post_parts`` first, ``finish`` later, so that buckets overlap."""
+    """One all-reduce of one bucket of tensors. ``post_parts`` first, ``finish`` later, so that buckets overlap."""
 
     def __init__(
-        self, *, node: NodeId, group: tuple[NodeId, ...], name: str, where: Where, source: Tensor,
+        self, *, node: NodeId, group: tuple[NodeId, ...], name: str, where: Where, source: Sequence[Tensor],
         pairs: Mapping[str, Sequence[int]], expected: Mapping[str, int], mailbox: Mailbox, post: Post,
     ) -> None:
         self._node, self._group, self._name, self._where = node, group, name, where
-        self._source, self._pairs, self._expected = source, {use: list(p) for use, p in pairs.items()}, expected
+        self._pairs, self._expected = {use: list(p) for use, p in pairs.items()}, expected
         self._mailbox, self._post = mailbox, post
-        self._parts = parts_of(source.numel(), len(group))
-        self._mine = group.index(node)
+        self._parts = parts_of(source, len(group))
 
     def _key(self, kind: str, source: NodeId) -> Key:
         where = self._where
@@ -73,53 +81,51 @@ class Reduction:
         """Send every other member its part of this node's sums."""
         for member, part in zip(self._group, self._parts, strict=True):
             if member != self._node:
-                self._post.send(member, Parcel(self._key("part", self._node), [self._source[part]], self._pairs))
+                self._post.send(member, Parcel(self._key("part", self._node), part, self._pairs))
 
-    def finish(self, target: Tensor) -> Pairs:
+    def finish(self, target: Sequence[Tensor]) -> Pairs:
         """Sum this node's part, send it, take the others' results into ``target`` (which may be the source).
 
         Returns the pairs in the sums. Raises as ``Mailbox.receive``, and EngineError when the books do not add up.
         """
-        mine = self._parts[self._mine]
         contributions, books = [], []
-        for member in self._group:
+        for member, part in zip(self._group, self._parts, strict=True):
             if member == self._node:
-                contributions.append(self._source[mine])
+                contributions.append(part)
                 books.append(self._pairs)
             else:
                 parcel = self._mailbox.receive(self._key("part", member), "gradient part")
-                contributions.append(parcel.tensors[0])
+                contributions.append(parcel.tensors)
                 books.append(parcel.note)
         pairs = merged(books, self._expected, f"sums of {self._name}")
-        if len(self._group) == 1 and target is self._source:
-            return pairs
-        total = contributions[0].clone()
-        for contribution in contributions[1:]:
-            total.add_(contribution)
+        total = self._summed(contributions)
         for member in self._group:
             if member != self._node:
-                self._post.send(member, Parcel(self._key("sum", self._node), [total], pairs))
-        target[mine] = total
-        for member, part in zip(self._group, self._parts, strict=True):
+                self._post.send(member, Parcel(self._key("sum", self._node), total, pairs))
+        for member, part in zip(self._group, parts_of(target, len(self._group)), strict=True):
             if member == self._node:
+                _write(part, total)
                 continue
             parcel = self._mailbox.receive(self._key("sum", member), "gradient sum")
             if parcel.note != pairs:
                 raise EngineError(f"sums of {self._name}: {member} counted {parcel.note}, {self._node} counted {pairs}")
-            target[part] = parcel.tensors[0]
+            _write(part, parcel.tensors)
         return pairs
 
+    def _summed(self, contributions: list[list[Tensor]]) -> list[Tensor]:
+        """Piece by piece, in the group's order; alone, this node's own pieces."""
+        first, *others = contributions
+        for count, contribution in enumerate(others):
+            if [piece.shape for piece in contribution] != [piece.shape for piece in first]:
+                raise EngineError(f"sums of {self._name}: members cut it differently")
+            # What the first addition makes is ours to change; the contributions themselves may still be wanted.
+            first = [
+                whole.add_(piece) if count else whole + piece for whole, piece in zip(first, contribution, strict=True)
+            ]
+        return first
 
-def bucket(tensors: Sequence[Tensor]) -> Tensor:
-    """One flat tensor of several; a single one is not copied."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
-
-def unbucket(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write ``flat`` back into the tensors that it was made from."""
-    if len(tensors) == 1 and tensors[0] is flat:
-        return
-    offset = 0
-    for tensor in tensors:
-        tensor.copy_(flat[offset : offset + tensor.numel()])
-        offset += tensor.numel()
+def _write(target: list[Tensor], source: list[Tensor]) -> None:
+    for to, piece in zip(target, source, strict=True):
+        if to.data_ptr() != piece.data_ptr():
+            to.copy_(piece)

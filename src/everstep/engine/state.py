@@ -105,12 +105,11 @@ class UnitState:
                         leaf.grad = None
 
     def square_norms(self) -> dict[str, float]:
-        """Squared norm of each parameter's sum, as float64, from chunks of a fixed size: the same bits on every holder."""
-        norms = {}
-        for name, sums in self.sums.items():
-            chunks = (chunk.double() for chunk in torch.split(sums.reshape(-1), 32768))
-            norms[name] = math.fsum(float(torch.dot(chunk, chunk)) for chunk in chunks)
-        return norms
+        """Squared norm of each parameter's sum, in float64: the same bits on every holder."""
+        if not self.sums:
+            return {}
+        norms = torch.stack([torch.linalg.vector_norm(sums, dtype=torch.float64) for sums in self.sums.values()])
+        return dict(zip(self.sums, norms.square().tolist(), strict=True))
 
     def apply(self, scale: float, rate_factor: float) -> None:
         """One update with ``sums * scale`` as the gradient; the sums are zero afterwards."""
