@@ -56,6 +56,24 @@ def test_what_the_users_code_raises_says_where(split: bool) -> None:
     assert "forward" not in state.modules[0].__dict__
 
 
+class Forbidden(nn.Module):
+    """Changes what its own backward needs."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = torch.exp(value)
+        value.add_(1)
+        return value
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_what_the_backward_of_the_users_code_raises_says_where(split: bool) -> None:
+    state = held(lambda: nn.Linear(D, D), Forbidden)
+    stage = stage_of(state, split=split, step=6)
+    stage.forward(3, 0, whole_hop(state), [torch.ones(2, D)], None, None)
+    with pytest.raises(UserCodeError, match=r"in the backward of layer0, layer1, step 6, micro-batch 3: .*inplace operation"):
+        stage.backward(3, 0, [torch.ones(2, D)])
+
+
 def loss_of(loss: Any, item: Any) -> tuple[float, float]:
     state = held(lambda: nn.Linear(D, D))
     stage = stage_of(state, split=False, loss=loss)

@@ -167,16 +167,23 @@ class Stage:
         """B: the gradients of the hop's inputs. ``gradients``: of its outputs; empty where the hop ends in the loss.
 
         Not split, it also adds the weights' gradients to the sums.
+
+        Raises:
+            UserCodeError: autograd refused what the layers did, or a function of theirs raised; names step and micro-batch.
         """
         passage = self._passages[micro_batch, index]
         began_s = time.thread_time()
         roots, root_gradients = self._roots(passage, gradients)
         wanted = [t for t in passage.inputs if t.requires_grad] if index > 0 else []
-        if self._split:
-            found = self._backward_apart(passage, roots, root_gradients, wanted)
-        else:
-            if roots:
+        try:
+            if self._split:
+                found = self._backward_apart(passage, roots, root_gradients, wanted)
+            elif roots:
                 torch.autograd.backward(roots, root_gradients)
+        except Exception as error:
+            names = [self._held.facts.layers[layer] for layer in passage.hop.layers]
+            raise self._user_error(error, f"the backward of {', '.join(names)}", micro_batch) from error
+        if not self._split:
             for unit in self._held.units.values():
                 unit.gather_leaves()
             found = [t.grad for t in wanted]
