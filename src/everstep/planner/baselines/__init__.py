@@ -1,0 +1,1 @@
+"""Published systems as pure functions: how each would have recovered, so that it can be compared with."""
