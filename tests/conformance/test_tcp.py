@@ -22,6 +22,7 @@ from everstep.engine.values import DTYPES
 from everstep.errors import RemoteProtocolError
 from everstep.quantities import NodeId
 from tests.conformance.transports import MINUTE_S, Waiting, key, until
+from tests.untimed import UNTIMED
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 LENGTH = struct.Struct("!I")
@@ -194,21 +195,21 @@ keys = st.tuples(
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(UNTIMED, max_examples=300)
 def test_no_bytes_do_more_than_end_the_stream(data: bytes) -> None:
     only_their_fault(data)
     only_their_fault(LENGTH.pack(len(data)) + data)
 
 
 @given(key=keys | values, note=values, shapes=st.lists(tensors, max_size=3) | values, rest=st.binary(max_size=64))
-@settings(max_examples=400, deadline=None)
+@settings(UNTIMED, max_examples=400)
 def test_no_header_does_more_than_end_the_stream(key: Any, note: Any, shapes: Any, rest: bytes) -> None:
     body = msgspec.msgpack.encode([key, note, shapes])
     only_their_fault(LENGTH.pack(len(body)) + body + rest)
 
 
 @given(cut=st.integers(0, 10_000), position=st.integers(0, 10_000), flip=st.integers(0, 255))
-@settings(max_examples=300, deadline=None)
+@settings(UNTIMED, max_examples=300)
 def test_no_parcel_that_was_changed_or_cut_does_more_than_end_the_stream(cut: int, position: int, flip: int) -> None:
     whole = b"".join(frame(Parcel(key("n1"), [torch.ones(3, 2), torch.arange(4)], ["a", {"b": 1}])))
     assert only_their_fault(whole) is not None

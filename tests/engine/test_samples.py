@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from everstep.engine.samples import Samples, count_of, inputs_of
 from everstep.errors import ConfigError
+from tests.untimed import UNTIMED
 
 
 class Numbers:
@@ -38,7 +39,7 @@ def samples(length: int = 31, batch: int = 12, micro: int = 3, seed: int = 5, **
 
 
 @given(length=st.integers(1, 60), micro=st.integers(1, 5), per_batch=st.integers(1, 4), shuffle=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(UNTIMED, max_examples=60)
 def test_every_sample_is_there_once_an_epoch(length: int, micro: int, per_batch: int, shuffle: bool) -> None:
     data = samples(length, micro * per_batch, micro, shuffle=shuffle)
     data.check()

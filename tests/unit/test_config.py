@@ -23,6 +23,7 @@ from everstep.config import (
     values_of_settings,
 )
 from everstep.errors import ConfigError
+from tests.untimed import UNTIMED
 
 
 def test_defaults_are_valid_and_frozen() -> None:
@@ -139,6 +140,7 @@ names = sorted({f"{table.name}.{inner.name}" for table in fields(RunConfig)
 
 
 @given(st.sampled_from(names), st.data())
+@UNTIMED
 def test_a_slip_in_a_name_is_put_right(name: str, data: st.DataObject) -> None:
     table, _, key = name.partition(".")
     at = data.draw(st.integers(0, len(key) - 1))
@@ -158,6 +160,7 @@ some_keys = st.sampled_from(
 
 
 @given(st.dictionaries(some_keys, json_values, max_size=3))
+@UNTIMED
 def test_whatever_is_set_is_taken_or_refused_as_the_users_mistake(values: dict[str, Any]) -> None:
     try:
         config = from_mapping(values)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from everstep.plan import Hop, Order, Plan, even_placement, problems
 from everstep.quantities import NodeId
 from everstep.view import Member, View
+from tests.untimed import UNTIMED
 
 
 def n(number: int) -> NodeId:
@@ -47,6 +48,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @given(plans())
+@UNTIMED
 def test_a_whole_plan_has_no_problems_and_survives_writing_down(plan: Plan) -> None:
     assert problems(plan, view_of(plan), plan.num_layers) == []
     again = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
@@ -86,6 +88,7 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @given(plan=plans())
+@UNTIMED
 def test_a_planted_fault_is_found(fault: str, plan: Plan) -> None:
     plant, said = FAULTS[fault]
     found = problems(plant(plan), view_of(plan), plan.num_layers)
@@ -93,6 +96,7 @@ def test_a_planted_fault_is_found(fault: str, plan: Plan) -> None:
 
 
 @given(plans())
+@UNTIMED
 def test_a_member_of_the_view_that_the_plan_forgot_is_found(plan: Plan) -> None:
     view = View(4, (*view_of(plan).members, Member(n(99))))
     assert problems(plan, view, plan.num_layers) == ["n99 is in view 4, not in the plan"]

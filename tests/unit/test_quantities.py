@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.quantities import NodeId, human_bytes, human_seconds, node_number, parse_bytes, parse_seconds
+from tests.untimed import UNTIMED
 
 
 @pytest.mark.parametrize(("text", "count"), [
@@ -56,11 +57,13 @@ def test_truth_is_no_size() -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["B", "KB", "MB", "GB", "KiB", "MiB", "GiB"]))
+@UNTIMED
 def test_whole_sizes_are_exact(count: int, suffix: str) -> None:
     assert parse_bytes(f"{count}{suffix}") == count * parse_bytes(f"1{suffix}")
 
 
 @given(st.integers(0, 10**9))
+@UNTIMED
 def test_nodes_sort_by_their_number(number: int) -> None:
     assert node_number(NodeId(f"n{number}")) == number
 

@@ -31,6 +31,7 @@ from everstep.records import (
 )
 from everstep.view import View
 from tests.unit.protocol.makers import N0, N1, order, view
+from tests.untimed import UNTIMED
 
 PLAN = order(1, N0, N1).plan
 DECISION = Decision(
@@ -65,6 +66,7 @@ def test_a_record_is_one_line_and_comes_back(tmp_path: Path, record: Record) -> 
 
 
 @given(st.integers(0, 400))
+@UNTIMED
 def test_a_torn_last_line_ends_the_file(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.getbasetemp() / "torn"
     last = line(RECORDS[1])

@@ -28,6 +28,7 @@ from everstep.schedule import (
     text,
 )
 from tests.unit.test_plan import n, plans
+from tests.untimed import UNTIMED
 
 actions = st.builds(
     Action, st.sampled_from([Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT]), st.integers(0, 99), st.integers(0, 999)
@@ -36,6 +37,7 @@ schedules = st.dictionaries(st.integers(0, 40).map(n), st.lists(actions, max_siz
 
 
 @given(schedules)
+@UNTIMED
 def test_a_schedule_prints_as_text_and_parses_back(schedule: Schedule) -> None:
     assert parse(text(schedule)) == schedule
 
@@ -58,6 +60,7 @@ def test_a_line_without_a_node_is_refused() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 8))
+@UNTIMED
 def test_1f1b_holds_as_many_activations_as_stages_are_left(num_stages: int, num_micro_batches: int) -> None:
     plan = Plan(
         num_layers=num_stages, placement={n(stage): (stage,) for stage in range(num_stages)},
@@ -76,6 +79,7 @@ def test_activations_are_held_until_the_weights_are_done() -> None:
 
 
 @given(plans())
+@UNTIMED
 def test_the_order_made_for_a_plan_has_no_problems(plan: Plan) -> None:
     assert problems(order_of(plan), plan) == []
 
@@ -131,6 +135,7 @@ def test_what_an_action_needs() -> None:
 
 
 @given(plans(), st.data())
+@UNTIMED
 def test_an_action_that_is_left_out_or_swapped_with_what_it_needs_is_found(plan: Plan, data: st.DataObject) -> None:
     schedule = {node: list(order) for node, order in order_of(plan).items()}
     node = data.draw(st.sampled_from([node for node, order in schedule.items() if len(order) > 1]))

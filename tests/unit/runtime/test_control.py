@@ -25,6 +25,7 @@ from everstep.runtime.control import (
     frames_from_worker,
     frames_to_worker,
 )
+from tests.untimed import UNTIMED
 
 FROM_WORKER = [
     Hello(token="t", node=NodeId("n0"), pid=3, incarnation=1, address="127.0.0.1:9"), Beat(3, "reduce"), Carried(b"\x00\xff"),
@@ -34,6 +35,7 @@ TO_WORKER = [Welcome(directory="d", settings={"planner.policy": "auto"}, instant
 
 
 @given(st.lists(st.integers(1, 60), max_size=20))
+@UNTIMED
 def test_messages_come_out_whole_however_the_bytes_come_in(cuts: list[int]) -> None:
     data, frames, found, at = b"".join(map(framed, FROM_WORKER)), frames_from_worker(), [], 0
     for cut in [*cuts, len(data)]:
@@ -51,6 +53,7 @@ def test_each_side_takes_only_what_the_other_may_say() -> None:
 
 
 @given(st.binary(max_size=80), st.booleans())
+@UNTIMED
 def test_no_bytes_do_more_than_end_the_connection(data: bytes, with_length: bool) -> None:
     sent = struct.pack("!I", len(data)) + data if with_length else data
     for frames in (frames_from_worker(), frames_to_worker()):
