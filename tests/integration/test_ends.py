@@ -51,7 +51,7 @@ def begun(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_all_processes_in_order_and_leaves_a_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
     process = begun(tmp_path)
     process.send_signal(number)

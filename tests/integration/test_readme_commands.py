@@ -15,7 +15,9 @@ from tests.integration.harness import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
 COMMANDS = [
-    line.split(" #")[0].strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, flags=re.DOTALL) for line in block.splitlines()
+    line.split(" #")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, flags=re.DOTALL)
+    for line in block.splitlines()
 ]
 
 

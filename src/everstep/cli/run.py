@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from everstep.cli import output
 from everstep.errors import ConfigError
+from everstep.runtime import processes
 from everstep.telemetry import runs
 from everstep.telemetry.summary import to_json
 
@@ -58,13 +59,14 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing while it runs.")] = False,
 ) -> None:
     """Train SCRIPT over worker processes; when one dies, recover and go on."""
-    from everstep.cli import launch
-    from everstep.runtime.agent import RunRequest
-
     if str(script).startswith("-"):
         raise ConfigError(f"no option {script}; everstep run --help lists them")
     if not script.is_file():
         raise ConfigError(f"{script}: no such script")
+    processes.warm_up()
+    from everstep.cli import launch
+    from everstep.runtime.agent import RunRequest
+
     request = RunRequest(
         script=script, arguments=tuple(arguments or ()), workers=workers, spares=spares,
         directory=_folder(directory, script, resume), resume=resume,

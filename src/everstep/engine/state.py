@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everstep.engine import optimizers
 from everstep.engine.model import Layers, ModelFacts, UnitFacts, build_layers
 from everstep.engine.values import DTYPES, dtype_name
 from everstep.errors import ConfigError, EngineError, TransferError, UnsupportedError
@@ -79,6 +80,7 @@ class UnitState:
     def _optimizer(self, factory: OptimizerFactory) -> torch.optim.Optimizer | None:
         if not self.trained:
             return None
+        optimizers.make_light()
         made = factory(list(self.trained.items()))
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(f"optimizer: the function must return a torch.optim.Optimizer, got a {type(made).__name__}")
@@ -120,7 +122,7 @@ class UnitState:
             parameter.grad = self.sums[name].to(parameter.dtype)
         for group, base in zip(self.optimizer.param_groups, self.base_rates, strict=True):
             group["lr"] = base * rate_factor
-        self.optimizer.step()
+        optimizers.step(self.optimizer)
         for parameter in self.trained.values():
             parameter.grad = None
         self.flat.zero_()

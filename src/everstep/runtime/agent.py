@@ -72,6 +72,9 @@ from everstep.view import Member
 STOP_WITHIN_S = 30.0
 """After an orderly stop was asked for: how long workers may take to end the step and write a checkpoint."""
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, an order to end, a terminal that closed: the run ends after the step, with a checkpoint."""
+
 STUCK_GRACE_S = 0.1
 """How long a lost link may turn out to be a death. On one host a death is known in milliseconds."""
 
@@ -170,7 +173,7 @@ class Agent:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
         self._old_wakeup = signal.set_wakeup_fd(self._wake_write.fileno())
-        self._old_handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._old_handlers = {number: signal.signal(number, lambda *_: None) for number in _STOP_SIGNALS}
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._signalled)
         (self._request.directory / "logs").mkdir(exist_ok=True)
@@ -207,7 +210,6 @@ class Agent:
         )
         if request.resume:
             self._find_checkpoint()
-        self._processes.warm_up()
         self._injector = Injector(request.kills, seed=len(request.kills))
         self._tracker = EventTracker(self._record)
         for place in range(num_places):

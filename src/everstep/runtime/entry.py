@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from everstep.quantities import NodeId
 
-PRELOADED = ("everstep.runtime.worker", "everstep.api", "safetensors.torch", "torch._dynamo")
-"""What the fork server imports once, so that a worker starts with everything there. Any optimizer loads ``torch._dynamo``."""
+PRELOADED = ("everstep.runtime.worker", "everstep.api", "safetensors.torch")
+"""What the fork server imports once, so that a worker starts with everything there."""
 
 
 @dataclass(frozen=True, kw_only=True)

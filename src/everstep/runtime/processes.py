@@ -10,6 +10,7 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
@@ -43,22 +44,22 @@ class WorkerProcess:
         return f"exit code {code}"
 
 
+def warm_up() -> None:
+    """Start the fork server now, if it does not run yet: it loads torch while the agent loads what it needs itself."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
+    with _without_main(), _deaf_to_interrupts():
+        forkserver.ensure_running()
+
+
 class Processes:
-    """Starts workers. The first start also starts the server, which imports torch once for all of them; it ends with us."""
+    """Starts workers. All are forked from one server, which imports torch once and ends with this process."""
 
     def __init__(self) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
-
-    def warm_up(self) -> None:
-        """Start the server now; it loads torch while the agent does other things."""
-        from multiprocessing import forkserver
-
-        with _without_main(), _deaf_to_interrupts():
-            forkserver.ensure_running()
 
     def start(self, order: WorkerOrder, place: int) -> WorkerProcess:
         process = self._context.Process(target=run_worker, args=(order,), name=order.node, daemon=False)
+        warm_up()
         with _without_main(), _deaf_to_interrupts():
             process.start()
         return WorkerProcess(process, place)

@@ -45,8 +45,9 @@ from everstep.runtime.session import RunOver, WorkerSession
 
 def main(order: WorkerOrder) -> None:
     """Run in a fresh process; never returns."""
-    # Ctrl-C reaches the whole foreground group; the agent alone answers it.
+    # Ctrl-C and a closing terminal reach the whole foreground group; the agent alone answers them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _write_to(order.log)
     worker = Worker(order)
