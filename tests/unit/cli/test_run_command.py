@@ -19,10 +19,25 @@ def script(tmp_path: Path) -> Path:
     return Path("train.py")
 
 
-def test_what_follows_the_script_is_the_scripts(call: Caller, requests: list[RunRequest], script: Path):
-    assert call("run", "--workers", 4, script, "--steps", 5, "--workers", 9, "--help").code == 0
-    assert requests[0].arguments == ("--steps", "5", "--workers", "9", "--help")
-    assert (requests[0].workers, requests[0].spares, requests[0].resume) == (4, 0, False)
+def test_options_may_stand_before_or_after_the_script_and_the_rest_is_the_scripts(
+    call: Caller, requests: list[RunRequest], script: Path,
+):
+    assert call("run", "--spares", 1, script, "--steps", 5, "--workers", 4).code == 0
+    assert requests[0].arguments == ("--steps", "5")
+    assert (requests[0].workers, requests[0].spares, requests[0].resume) == (4, 1, False)
+
+
+def test_all_after_two_dashes_is_the_scripts(call: Caller, requests: list[RunRequest], script: Path):
+    assert call("run", script, "--workers", 4, "--", "--workers", 9, "--help", "x").code == 0
+    assert requests[0].arguments == ("--workers", "9", "--help", "x")
+    assert requests[0].workers == 4
+
+
+@pytest.mark.parametrize("words", [("--worker", 4, "train.py"), ("train.py", "--worker=4")])
+def test_a_misspelt_option_is_refused_with_the_nearest_name(call: Caller, script: Path, words: tuple[object, ...]):
+    ended = call("run", *words)
+    assert ended.code == 2
+    assert "no option --worker; did you mean --workers?" in ended.err
 
 
 def test_a_run_gets_a_folder_of_its_own(call: Caller, requests: list[RunRequest], script: Path):
