@@ -75,6 +75,7 @@ class Stage:
     def __init__(self, held: HeldState, loss: Loss, seed: int, step: int, split: bool, node: str) -> None:
         self._held, self._loss, self._seed, self._step, self._split, self._node = held, loss, seed, step, split, node
         self._passages: dict[tuple[int, int], Passage] = {}
+        self._linear: dict[tuple[int, int], list[nn.Linear]] = {}
         self._owners: dict[int, list[dict[str, Tensor | None]]] = {}
         self.times = Times()
         self._leaf_homes: dict[int, tuple[UnitState, str]] = {
@@ -99,8 +100,7 @@ class Stage:
         if index > 0:
             inputs = [t.detach().requires_grad_() if can_have_gradient(t) else t for t in inputs]
         modules = [self._held.modules[layer] for layer in hop.layers]
-        linear = [m for module in modules for m in module.modules() if can_stash(m)] if self._split else []
-        passage = Passage(hop, inputs, [], linear)  # type: ignore[arg-type]
+        passage = Passage(hop, inputs, [], self._linear_of(hop) if self._split else [])
         entered = [_Entry.apply(t) if t.requires_grad else t for t in inputs]  # type: ignore[no-untyped-call]
         value = put_together(entered, form)
         with stashing(passage.linear, passage.stash):
@@ -116,6 +116,14 @@ class Stage:
         last = self._held.facts.layers[hop.end - 1]
         passage.outputs, out_form = take_apart(value, f"layer {last}")
         return passage.outputs, out_form, None
+
+    def _linear_of(self, hop: Hop) -> list[nn.Linear]:
+        """The layers of ``hop`` that stash; looked up once, since they do not change within a step."""
+        key = (hop.first, hop.end)
+        if key not in self._linear:
+            inner = (m for layer in hop.layers for m in self._held.modules[layer].modules())
+            self._linear[key] = [m for m in inner if isinstance(m, nn.Linear) and can_stash(m)]
+        return self._linear[key]
 
     def _call(self, layer: int, module: nn.Module, value: Any, micro_batch: int) -> Any:
         torch.default_generator.manual_seed(seed_of(self._seed, self._step, micro_batch, layer))
