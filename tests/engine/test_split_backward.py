@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from everstep.engine.split import can_stash
+from everstep.engine.split import can_stash, linear_layers
 from tests.engine.stages import Make, held, same, stage_of, sums_of, trained_through, whole_hop
 
 D = 16
@@ -131,6 +131,24 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, hidden_BTD, use_reentrant=False)  # type: ignore[no-any-return]
 
 
+class CheckpointedAsBefore(Checkpointed):
+    """The older way, which runs a backward of its own within B."""
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return checkpoint(self.inner, hidden_BTD, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+class Mapped(nn.Module):
+    """A linear layer within a transform of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.after = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return self.after(torch.func.vmap(self.linear)(hidden_BTD))
+
+
 class Embedding(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -194,6 +212,7 @@ LAYERS: dict[str, Make] = {
     "hook on the weight": hooked_weight,
     "weight norm": normed,
     "checkpointed": Checkpointed,
+    "mapped": Mapped,
     "autocast linear": lambda: Autocast(nn.Linear(D, D)),
     "autocast mlp": lambda: Autocast(Mlp()),
     "autocast transformer block": lambda: Autocast(Attention()),
@@ -217,8 +236,18 @@ def test_a_split_backward_has_the_bits_of_the_plain_one(name: str, index: int) -
     assert plain[0].keys() == split[0].keys()
     assert [key for key, sums in plain[0].items() if not same(sums, split[0][key])] == []
     assert all(same(a, b) for p, s in zip(plain[1], split[1], strict=True) for a, b in zip(p, s, strict=True))
+    assert all(parameter.grad is None for parameter in split[2]._held.modules[0].parameters())
     assert index == 0 or all(gradient is not None for row in split[1] for gradient in row)
     assert name == "frozen" or any(bool(sums.any()) for sums in split[0].values())
+
+
+def test_the_older_checkpointing_splits_too() -> None:
+    """It needs an input with a gradient, split or not."""
+    found = [
+        trained_through(held(CheckpointedAsBefore), values_for("mlp"), split=split) for split in (False, True)
+    ]
+    assert all(same(sums, found[1][0][key]) for key, sums in found[0][0].items())
+    assert all(same(a[0], b[0]) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
 @pytest.mark.parametrize("shape", [(7, D), (3, 5, D), (2, 3, 4, D), (1, D), (D,)], ids=str)
@@ -267,6 +296,16 @@ def test_only_plain_linear_layers_stash() -> None:
         watched = nn.Linear(D, D)
         getattr(watched, register)(lambda *_: None)
         assert not can_stash(watched), register
+
+
+def test_compiled_layers_are_left_alone() -> None:
+    block = Attention()
+    assert len(list(linear_layers(block))) == 4
+    block.mlp._compiled_call_impl = block.mlp._call_impl  # what Module.compile sets
+    assert set(linear_layers(block)) == {block.qkv, block.out}
+    wrapped = nn.Module()
+    wrapped._orig_mod = Attention()  # what torch.compile returns
+    assert list(linear_layers(nn.Sequential(wrapped))) == []
 
 
 def test_weights_get_nothing_in_b_and_everything_in_w() -> None:

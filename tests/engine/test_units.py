@@ -270,7 +270,7 @@ def test_sums_in_float64_keep_what_float32_would_lose() -> None:
         state = held(lambda: nn.Linear(1, 1, bias=False), factory=sgd, sums_dtype=dtype)
         unit = next(iter(state.units.values()))
         (leaf,) = (leaf for _, leaf in unit.uses["layer0"])
-        unit.attach_sums()
+        unit.attach_sums(in_place=True)
         for value in (1.0, *[tiny] * 8):
             (leaf * value).sum().backward()
             unit.gather_leaves()

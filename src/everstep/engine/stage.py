@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from everstep.engine.model import seed_of
 from everstep.engine.samples import count_of
-from everstep.engine.split import Stash, alias, can_stash, stashing, weight_gradients
+from everstep.engine.split import Stash, alias, linear_layers, stashing, weight_gradients
 from everstep.engine.state import HeldState, UnitState
 from everstep.engine.values import Form, can_have_gradient, put_together, take_apart
 from everstep.errors import UnsupportedError, UserCodeError
@@ -85,7 +85,7 @@ class Stage:
             for name, leaf in leaves
         }
         for unit in held.units.values():
-            unit.attach_sums()
+            unit.attach_sums(in_place=not split)
 
     def forward(
         self, micro_batch: int, index: int, hop: Hop, inputs: list[Tensor], form: Form, item: Any
@@ -121,8 +121,7 @@ class Stage:
         """The layers of ``hop`` that stash; looked up once, since they do not change within a step."""
         key = (hop.first, hop.end)
         if key not in self._linear:
-            inner = (m for layer in hop.layers for m in self._held.modules[layer].modules())
-            self._linear[key] = [m for m in inner if isinstance(m, nn.Linear) and can_stash(m)]
+            self._linear[key] = [part for layer in hop.layers for part in linear_layers(self._held.modules[layer])]
         return self._linear[key]
 
     def _call(self, layer: int, module: nn.Module, value: Any, micro_batch: int) -> Any:
@@ -223,11 +222,13 @@ class Stage:
         if not roots:
             return [None] * len(wanted)
         with stashing(passage.linear, passage.stash):
-            found = torch.autograd.grad(roots, [*wanted, *leaves], root_gradients, allow_unused=True)
-        passage.kept_back = [
-            (leaf, gradient) for leaf, gradient in zip(leaves, found[len(wanted) :], strict=True) if gradient is not None
-        ]
-        return list(found[: len(wanted)])
+            # Not ``autograd.grad``: reentrant activation checkpointing refuses to be asked for certain gradients only.
+            torch.autograd.backward(roots, root_gradients)
+        for leaf in leaves:
+            if leaf.grad is not None:
+                passage.kept_back.append((leaf, leaf.grad))
+                leaf.grad = None
+        return [t.grad for t in wanted]
 
     def weight(self, micro_batch: int, index: int) -> None:
         """W: add the pair's weight gradients to the sums."""

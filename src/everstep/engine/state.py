@@ -90,12 +90,11 @@ class UnitState:
             raise ConfigError(f"optimizer: for unit {self.facts.name} it must take exactly the parameters that it is given")
         return made
 
-    def attach_sums(self) -> None:
-        """Point every leaf's gradient at the sums, so that a plain backward adds to them in place."""
-        if self._accumulates_in_place:
-            for leaves in self.uses.values():
-                for name, leaf in leaves:
-                    leaf.grad = self.sums[name]
+    def attach_sums(self, *, in_place: bool) -> None:
+        """Point every leaf's gradient at the sums, so that a plain backward adds to them ``in_place``; else at nothing."""
+        for leaves in self.uses.values():
+            for name, leaf in leaves:
+                leaf.grad = self.sums[name] if in_place and self._accumulates_in_place else None
 
     def gather_leaves(self) -> None:
         """After a backward: take gradients that could not be added in place (float64 sums) into the sums."""
