@@ -1,0 +1,414 @@
+"""What a policy does when nodes are lost or come: one engine, and for each system the rules that make it that system.
+
+``Rules`` say how a broken layout goes on, which moves of state are considered, whether they stop training or happen behind
+it, and by what one option is taken. What they leave out a system does not have. Whoever has no answer left restores a
+checkpoint on the layout it would start with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from everstep.planner import objective
+from everstep.planner.baselines import chameleon, oobleck
+from everstep.simulator.study.layout import Layout, Place, built
+from everstep.simulator.study.times import Family, Times, signature
+
+Reroute = Literal["none", "drop", "grid", "any", "shadow"]
+"""How a broken layout goes on: not at all; without broken pipelines; by peers of the stage where all pipelines are alike;
+by whatever is fastest of these and of layer by layer; by the neighbour that holds a second copy."""
+
+Move = Literal["heal", "normalize", "grow", "grid", "repartition", "templates", "morph"]
+Way = Literal["now", "blocking", "behind", "restore", "wait"]
+Score = Literal["value", "equation 8", "first", "fastest", "liveput"]
+
+ABSORBED = 1.5
+"""With redundant computation: how much longer a step takes while somebody does two stages, as Bamboo's simulator has it."""
+
+STAGE_COPY = 0.5
+"""Share of the time of a whole re-partition that it takes to copy single stages."""
+
+_SHARES: Mapping[Move, float] = {"heal": STAGE_COPY, "normalize": STAGE_COPY}
+_GAIN = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What changes cost, in seconds."""
+
+    move_s: float
+    """To move the state of a re-partition: tau."""
+    exposed_s: float = 1.0
+    """Of a move behind training, what is seen of it."""
+    restart_s: float | None = None
+    """To restore a checkpoint, its lost work not counted; None: half a minute and twice ``move_s``."""
+    checkpoint_every_s: float = 600.0
+    redone_steps: float = 0.0
+    """Steps done again after a loss."""
+    keep_progress: bool = False
+    """Whether a move behind training that a change broke off goes on where it was (a quarter is done again at least)."""
+
+    @property
+    def restore_s(self) -> float:
+        return 30.0 + 2 * self.move_s if self.restart_s is None else self.restart_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """A system. The first fields say what it can do, the others how it chooses."""
+
+    name: str
+    family: Family
+    reroute: Reroute
+    moves: tuple[Move, ...] = ()
+    ways: tuple[Way, ...] = ("blocking",)
+    score: Score = "value"
+    knows_gap: bool = False
+    """Told the true mean gap; otherwise it estimates it from its own history."""
+    restarts: bool = False
+    """Every move is a restart of all processes."""
+    loses_work: bool = False
+    """And what was trained since the last checkpoint is trained again."""
+    reserve: int = 0
+    """Nodes kept idle at the start."""
+    again: bool = False
+    """Chooses again when a move is through."""
+    look_ahead: bool = False
+    """Adds what would be left after the next loss to the value of the best few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to go on. ``step_s`` is that of ``target``, ``now_s`` that of the layout it is reached from."""
+
+    policy: str
+    way: Way
+    target: Layout
+    step_s: float
+    now_s: float = math.inf
+    copy_s: float = 0.0
+    """Behind training."""
+    stall_s: float = 0.0
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a policy is told: who is where, and what it may know of times."""
+
+    layout: Layout
+    """Without who is gone; newcomers are idle."""
+    gap_s: float
+    """The true mean."""
+    seen_gap_s: float
+    """From the history."""
+    costs: Costs
+    step_ratio: Callable[[Layout], float] = field(default=lambda layout: 1.0)
+    """Measured by predicted, as far as records tell."""
+    move_ratio: Callable[[str], float] = field(default=lambda move: 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``rules`` with the times of a job."""
+
+    rules: Rules
+    times: Times
+
+    def start(self, nodes: tuple[str, ...]) -> Layout | None:
+        """The layout that these nodes begin with; None: they cannot hold the model."""
+        reserve = self.rules.reserve if len(nodes) - self.rules.reserve >= self.times.job.num_stages else 0
+        return self._fastest_start(nodes[: len(nodes) - reserve], nodes[len(nodes) - reserve:])
+
+    def _fastest_start(self, nodes: tuple[str, ...], idle: tuple[str, ...]) -> Layout | None:
+        wanted: tuple[Move, ...] = tuple(move for move in self.rules.moves if move in ("repartition", "morph"))
+        if "templates" in self.rules.moves:
+            wanted = ("repartition",)
+        found = [layout for move in ("grid", *wanted) if (layout := self._moved(move, Layout((), nodes))) is not None]
+        if not found:
+            return None
+        best = min(found, key=lambda layout: self.step_s(layout) * (1 if layout is found[0] else 1 + _GAIN))
+        return best.joined_by(idle)
+
+    def step_s(self, layout: Layout) -> float:
+        """Predicted; infinite where this system cannot train on ``layout`` as it is."""
+        key = ("step", self.rules.reroute, layout.grid, len(layout.pipelines), tuple(sorted(map(_shape, layout.pipelines))))
+        known = self.times._known
+        if key not in known:
+            known[key] = self._step_s(layout)
+        return known[key]
+
+    def _step_s(self, layout: Layout) -> float:
+        if self.rules.reroute == "shadow":
+            return self._shadowed_s(layout)
+        if layout.is_whole:
+            return self._whole_s(layout)
+        found = [math.inf]
+        if self.rules.reroute in ("drop", "any"):
+            found.append(self._whole_s(Layout(layout.whole)))
+        if self.rules.reroute in ("grid", "any") and layout.grid:
+            found.append(self.times.grid_s(layout.grid, len(layout.pipelines), layout.holes))
+        if self.rules.reroute == "any" and not layout.grid and layout.has_all(self.times.job.num_layers):
+            found.append(self.times.rerouted_s(signature(layout)))
+        return min(found)
+
+    def _whole_s(self, layout: Layout) -> float:
+        if layout.grid == self.times.grid_bounds():
+            return self.times.grid_s(layout.grid, len(layout.pipelines), (0,) * len(layout.grid))
+        return self.times.whole_s([len(pipeline) for pipeline in layout.pipelines])
+
+    def _shadowed_s(self, layout: Layout) -> float:
+        """Bamboo: everybody also computes the forward of the next stage, in bubbles first."""
+        if layout.grid is None or not layout.pipelines:
+            return math.inf
+        if any(line[s].node is None and line[s - 1].node is None for line in layout.pipelines for s in range(len(line))):
+            return math.inf
+        job, (first, end) = self.times.job, layout.grid[0]
+        forward_s, work_s = sum(job.forward_s[first:end]), sum(job.work_s[first:end])
+        micro_batches = math.ceil(job.num_micro_batches / len(layout.pipelines))
+        plain_s = self.times.grid_s(layout.grid, len(layout.pipelines), (0,) * len(layout.grid))
+        bubble_s = plain_s - micro_batches * work_s
+        return (plain_s + max(0.0, micro_batches * forward_s - bubble_s)) * (1.0 if layout.is_whole else ABSORBED)
+
+    def react(self, situation: Situation) -> Option:
+        """What to do now."""
+        options = self.options(situation)
+        if options:
+            return self._chosen(options, situation)
+        target = self.start(situation.layout.nodes)
+        if target is None:
+            return Option(policy="wait", way="wait", target=situation.layout, step_s=math.inf)
+        return Option(
+            policy="restore", way="restore", target=target, step_s=self.step_s(target), stall_s=situation.costs.restore_s,
+        )
+
+    def options(self, situation: Situation) -> list[Option]:
+        """Everything this system considers, staying first where it can, each with its value."""
+        layout, costs = situation.layout, situation.costs
+        now_s = self.step_s(layout)
+        found = []
+        if math.isfinite(now_s):
+            found.append(Option(policy="stay" if layout.is_whole else "reroute", way="now", target=layout, step_s=now_s))
+        can_move = layout.has_all(self.times.job.num_layers) or self.rules.loses_work or self.rules.reroute == "shadow"
+        for move in self.rules.moves if can_move else ():
+            target = self._moved(move, layout)
+            if target is None or (step_s := self.step_s(target)) >= now_s * (1 - _GAIN):
+                continue
+            move_s = costs.restore_s if self.rules.restarts else costs.move_s * _SHARES.get(move, 1.0)
+            move_s *= situation.move_ratio(move)
+            for way in self.rules.ways:
+                if way == "blocking":
+                    found.append(Option(policy=move, way=way, target=target, step_s=step_s, now_s=now_s, stall_s=move_s))
+                elif math.isfinite(now_s):
+                    found.append(Option(
+                        policy=move, way=way, target=target, step_s=step_s, now_s=now_s, copy_s=move_s,
+                        stall_s=costs.exposed_s,
+                    ))
+        return [replace(option, value=self._value(option, situation)) for option in found]
+
+    def _value(self, option: Option, situation: Situation) -> float:
+        """Expected steps until the next change; equation 8 where that is the rule."""
+        gap_s = situation.gap_s if self.rules.knows_gap else situation.seen_gap_s
+        step_s = option.step_s * situation.step_ratio(option.target)
+        if self.rules.score == "fastest":
+            return 1 / step_s
+        if self.rules.score == "equation 8":
+            return chameleon.score(1.0, step_s, option.stall_s, gap_s)
+        if option.way == "behind":
+            now_s = option.now_s * situation.step_ratio(situation.layout)
+            return two_phase_value(now_s, option.copy_s, step_s, option.stall_s, gap_s)
+        return objective.value(batch=1.0, step_s=step_s, stall_s=option.stall_s, gap_s=gap_s)
+
+    def _chosen(self, options: list[Option], situation: Situation) -> Option:
+        if self.rules.score == "first":
+            return next((option for option in options if option.way != "now"), options[0])
+        if self.rules.look_ahead or self.rules.score == "liveput":
+            gap_s = situation.gap_s if self.rules.knows_gap else situation.seen_gap_s
+            options = sorted(options, key=lambda option: -option.value)[:4]
+            options = [replace(each, value=each.value + gap_s * self.after_a_loss(each.target)) for each in options]
+        return max(options, key=lambda option: (option.value * (1 + _GAIN if option.way == "now" else 1), -option.stall_s))
+
+    def after_a_loss(self, layout: Layout) -> float:
+        """Steps a second after one more loss, each busy node as likely as the others; an idle one takes the place."""
+        if layout.idle:
+            return 1 / self.step_s(layout)
+        shapes: dict[tuple[object, int], tuple[str, int]] = {}
+        for pipeline in layout.pipelines:
+            for stage, place in enumerate(pipeline):
+                if place.node is not None:
+                    node, count = shapes.get((_shape(pipeline), stage), (place.node, 0))
+                    shapes[_shape(pipeline), stage] = (node, count + 1)
+        total = sum(count for _, count in shapes.values())
+        return sum(count / self.step_s(layout.without([node])) for node, count in shapes.values()) / total
+
+    def _moved(self, move: Move | str, layout: Layout) -> Layout | None:
+        return _MOVES[move](self, layout)
+
+    def _healed(self, layout: Layout) -> Layout | None:
+        """Idle nodes in the holes where they help most."""
+        found = layout
+        while found.idle and not found.is_whole:
+            found = min(
+                (found.filled(index, stage, found.idle[0]) for index, stage in _some_holes(found)), key=self._reached_s,
+            )
+        return found if found is not layout else None
+
+    def _reached_s(self, layout: Layout) -> float:
+        """For comparing moves: the step, or where there is none yet, more than any step, less with fewer holes."""
+        step_s = self.step_s(layout)
+        return step_s if math.isfinite(step_s) else 1e12 + sum(p.node is None for line in layout.pipelines for p in line)
+
+    def _normalized(self, layout: Layout) -> Layout | None:
+        """Healthy nodes change roles, of a grid, until no swap makes the step shorter; all copies at once."""
+        if layout.is_whole or not layout.grid:
+            return None
+        found = layout
+        while True:
+            swaps = [found.swapped(source, hole) for hole in _some_holes(found) for source in _one_a_stage(found, hole[1])]
+            best = min(swaps, key=self._reached_s, default=found)
+            if self._reached_s(best) >= self._reached_s(found) * (1 - _GAIN):
+                return found if found is not layout else None
+            found = best
+
+    def _grown(self, layout: Layout) -> Layout | None:
+        """New pipelines of idle nodes next to a grid; pipelines that can do nothing more give their nodes."""
+        bounds = self.times.grid_bounds()
+        if self.rules.reroute == "drop":
+            layout = built([bounds] * len(layout.whole), layout.nodes, Layout(layout.whole))
+        count = len(layout.idle) // len(bounds)
+        if not count or layout.grid not in (None, bounds):
+            return None
+        fresh = built([bounds] * count, layout.idle)
+        return Layout((*layout.pipelines, *fresh.pipelines), fresh.idle)
+
+    def _gridded(self, layout: Layout) -> Layout | None:
+        bounds = self.times.grid_bounds()
+        count = len(layout.nodes) // len(bounds)
+        return built([bounds] * count, layout.nodes, layout) if count else None
+
+    def _repartitioned(self, layout: Layout) -> Layout | None:
+        best = self.times.best(len(layout.nodes))
+        return None if best is None else built(best.splits, layout.nodes, layout)
+
+    def _templated(self, layout: Layout) -> Layout | None:
+        """Oobleck: borrow and merge after losses, all templates anew when somebody joined."""
+        if layout.idle:
+            return self._repartitioned(layout)
+        members = [[place.node for place in line if place.node is not None] for line in layout.pipelines]
+        smallest = self.times.shortest
+        found = oobleck.reconfigured(members, (), smallest)
+        if found is None:
+            return None
+        splits, share = [], self.times.job.num_micro_batches / max(1, len(layout.busy))
+        longest = min(self.times.job.longest, self.times.job.num_layers)
+        left_over: list[str] = []
+        pipelines = []
+        for ranks in found:
+            left_over += ranks[longest:]
+            ranks = ranks[:longest]
+            splits.append(self.times.split(len(ranks), max(1, round(share * len(ranks)))))
+            pipelines.append(tuple(Place(rank, *ends) for rank, ends in zip(ranks, splits[-1], strict=True)))
+        return Layout(tuple(pipelines), tuple(left_over))
+
+    def _morphed(self, layout: Layout) -> Layout | None:
+        """Varuna: the fastest grid of all depths into which the layers divide."""
+        nodes, job = layout.nodes, self.times.job
+        depths = [
+            depth for depth in range(self.times.shortest, min(job.longest, len(nodes)) + 1) if job.num_layers % depth == 0
+        ]
+        if not depths:
+            return None
+        depth = min(depths, key=lambda length: self.times.whole_s([length] * (len(nodes) // length)))
+        count = len(nodes) // depth
+        split = self.times.split(depth, math.ceil(job.num_micro_batches / count))
+        return built([split] * count, nodes, layout)
+
+
+_MOVES: Mapping[str, Callable[[Policy, Layout], Layout | None]] = {
+    "heal": Policy._healed, "normalize": Policy._normalized, "grow": Policy._grown, "grid": Policy._gridded,
+    "repartition": Policy._repartitioned, "templates": Policy._templated, "morph": Policy._morphed,
+}
+
+
+def _shape(pipeline: tuple[Place, ...]) -> tuple[tuple[int, int, bool], ...]:
+    return tuple((place.first, place.end, place.node is None) for place in pipeline)
+
+
+def _some_holes(layout: Layout) -> Iterator[tuple[int, int]]:
+    """One hole of each kind: pipelines of one shape are alike."""
+    seen = set()
+    for index, pipeline in enumerate(layout.pipelines):
+        for stage, place in enumerate(pipeline):
+            kind = (_shape(pipeline), stage)
+            if place.node is None and kind not in seen:
+                seen.add(kind)
+                yield index, stage
+
+
+def _one_a_stage(layout: Layout, besides: int) -> Iterator[tuple[int, int]]:
+    """Of a grid one living place of each stage but one, of the pipeline with the most holes, where it is missed least."""
+    ranked = sorted(range(len(layout.pipelines)), key=lambda d: -sum(place.node is None for place in layout.pipelines[d]))
+    for stage in range(len(layout.pipelines[0])):
+        if stage != besides:
+            yield from ((index, stage) for index in ranked[:1] if layout.pipelines[index][stage].node is not None)
+
+
+def two_phase_value(now_step_s: float, copy_s: float, then_step_s: float, stall_s: float, gap_s: float) -> float:
+    """Expected steps until the next change, at ``now_step_s`` for ``copy_s``, then a stall, then at ``then_step_s``.
+
+    ``E[min(G, c)] / now + E[(G - c - stall)+] / then`` with exponential G of mean g:
+    ``g·(1 - exp(-c/g)) / now + g·exp(-(c + stall)/g) / then``.
+    """
+    first = gap_s * -math.expm1(-copy_s / gap_s) / now_step_s
+    return first + gap_s * math.exp(-(copy_s + stall_s) / gap_s) / then_step_s
+
+
+def named(name: str, family: Family = "staggered") -> Rules:
+    """The rules behind a name; ``family`` of schedules for all but those with ``published``, which have their own.
+
+    Raises:
+        KeyError: no such policy.
+    """
+    return replace(RULES[name], family=family) if name not in PUBLISHED else RULES[name]
+
+
+def _all(*rules: Rules) -> dict[str, Rules]:
+    return {each.name: each for each in rules}
+
+
+_OURS: tuple[Move, ...] = ("heal", "normalize", "repartition", "grid")
+
+RULES: Mapping[str, Rules] = _all(
+    Rules(name="auto", family="staggered", reroute="any", moves=_OURS, ways=("blocking", "behind")),
+    Rules(name="reroute", family="staggered", reroute="grid", moves=("heal", "grow")),
+    Rules(name="normalize", family="staggered", reroute="grid", moves=("normalize", "heal", "grow"), score="first"),
+    Rules(name="repartition", family="staggered", reroute="none", moves=("repartition",), score="first"),
+    Rules(name="two-phase", family="staggered", reroute="any", moves=("repartition",), ways=("behind", "blocking"), score="first"),
+    Rules(name="shrink", family="staggered", reroute="drop", moves=("grow",)),
+    Rules(name="spare", family="staggered", reroute="grid", moves=("heal",), score="first", reserve=4),
+    Rules(name="redundant", family="staggered", reroute="shadow", moves=("heal", "grid"), restarts=True),
+    Rules(name="restore", family="staggered", reroute="none", moves=("repartition",), score="first", restarts=True, loses_work=True),
+    Rules(name="oobleck", family="staggered", reroute="none", moves=("templates",), score="first"),
+    Rules(name="plain-reroute", family="staggered", reroute="grid", moves=("heal", "grow")),
+    Rules(name="recycle", family="staggered", reroute="grid", moves=("normalize", "heal", "grow"), knows_gap=True),
+    Rules(name="chameleon", family="staggered", reroute="grid", moves=("repartition",), score="equation 8", knows_gap=True),
+    Rules(name="torchft", family="staggered", reroute="drop", moves=("grow",), ways=("behind", "blocking"), score="first"),
+    Rules(name="bamboo", family="fused", reroute="shadow", moves=("heal", "grid"), restarts=True, knows_gap=True),
+    Rules(name="varuna", family="fused", reroute="none", moves=("morph",), score="first", restarts=True, loses_work=True),
+    Rules(name="parcae", family="staggered", reroute="drop", moves=("heal", "grid", "morph"), score="liveput", knows_gap=True),
+    Rules(name="free", family="staggered", reroute="any", moves=_OURS, score="fastest"),
+    Rules(name="oobleck-published", family="fused", reroute="none", moves=("templates",), score="first"),
+    Rules(name="reroute-published", family="fused", reroute="grid", moves=("heal", "grow")),
+    Rules(
+        name="chameleon-published", family="fused", reroute="grid", moves=("repartition",), score="equation 8", knows_gap=True,
+    ),
+)
+
+PUBLISHED = frozenset({"bamboo", "varuna", "oobleck-published", "reroute-published", "chameleon-published"})
+"""These keep the schedules that their authors describe."""
+
+SINGLES = ("reroute", "normalize", "repartition", "two-phase", "shrink", "spare", "redundant", "restore")
+"""What ``auto`` chooses among, each alone: regret is against the best of them in hindsight."""
