@@ -3,8 +3,8 @@
     python benchmarks/steady_state.py [--quick] [--json] [--case one-process --case replicas-2 ...] [--pairs 40]
 
 Each case is one run in which the same processes train with Everstep and with plain torch in turn (``steady_state_job.py``). A
-ratio is that of one pair of neighbouring rounds; the table has the median of the pairs, their quartiles, and the half of an
-interval that holds the true median in 95 of 100 runs.
+ratio is that of one pair of neighbouring steps; the table has the median of the pairs, an interval that holds the true median
+in 95 of 100 runs, and the pairs' quartiles.
 """
 
 import argparse
@@ -35,6 +35,7 @@ class Case:
     workers: int
     against: str
     target: float
+    options: tuple[str, ...] = ()
 
 
 CASES = (
@@ -42,6 +43,10 @@ CASES = (
     Case(name="replicas-2", kind="replicas", workers=2, against="DistributedDataParallel, gloo, 2 processes", target=1.05),
     Case(name="replicas-4", kind="replicas", workers=4, against="DistributedDataParallel, gloo, 4 processes", target=1.05),
     Case(name="pipeline-2", kind="pipeline", workers=2, against="distributed.pipelining, 1F1B, gloo, 2 stages", target=1.10),
+    Case(
+        name="pipeline-2-fused", kind="pipeline", workers=2, against="the same; backward not split, as there", target=1.10,
+        options=("--split", "off"),
+    ),
     Case(name="pipeline-4", kind="pipeline", workers=4, against="distributed.pipelining, 1F1B, gloo, 4 stages", target=1.10),
 )
 
@@ -77,7 +82,7 @@ def measure(case: Case, options: Sequence[str]) -> Result:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
-        arguments = (case.kind, str(path), "--workers", str(case.workers), *options)
+        arguments = (case.kind, str(path), "--workers", str(case.workers), *case.options, *options)
         if case.workers == 1:
             environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
             done = subprocess.run([sys.executable, str(JOB), *arguments], env=environment, check=False)

@@ -205,7 +205,7 @@ def arguments() -> argparse.Namespace:
         ("micro", 4),
     ):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--split", choices=["auto", "on", "off"], default="off", help="split_backward of Everstep's side")
+    parser.add_argument("--split", choices=["auto", "on", "off"], default="auto", help="split_backward of Everstep's side")
     return parser.parse_args()
 
 
