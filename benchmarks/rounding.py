@@ -63,14 +63,13 @@ def declaration_of(script: Path, steps: int) -> Declaration:
 def random_plan(chance: random.Random, num_layers: int, num_micro_batches: int) -> Plan:
     """Two to six nodes in two pipelines or more, cut at random; a micro-batch changes between them wherever it can."""
     nodes = [NodeId(f"n{rank}") for rank in range(chance.randint(2, 6))]
+    # One pipeline alone adds in the order of one process, to the bit; so there are two or more, most of them with stages.
+    bounds = [0, *sorted(chance.sample(range(1, len(nodes)), chance.randint(1, max(1, len(nodes) // 3)))), len(nodes)]
     ranges: dict[NodeId, range] = {}
-    waiting = list(nodes)
-    while waiting:
-        longest = len(waiting) - (not ranges)  # one pipeline alone adds in the order of one process, to the bit
-        length = chance.randint(1, min(longest, num_layers))
-        cuts = [0, *sorted(chance.sample(range(1, num_layers), length - 1)), num_layers]
-        for first, end in itertools.pairwise(cuts):
-            ranges[waiting.pop(0)] = range(first, end)
+    for begin, stop in itertools.pairwise(bounds):
+        cuts = [0, *sorted(chance.sample(range(1, num_layers), stop - begin - 1)), num_layers]
+        for node, (first, end) in zip(nodes[begin:stop], itertools.pairwise(cuts), strict=True):
+            ranges[node] = range(first, end)
     routes = []
     for _ in range(num_micro_batches):
         route: list[Hop] = []
