@@ -63,6 +63,14 @@ class Trace:
                 )
         raise ValueError(f"{self.name} never has {num_nodes} nodes at once")
 
+    def from_first_change(self) -> Trace:
+        """Without the time before anything happens: the first change is at 0 s."""
+        start_s = self.changes[0].at_s if self.changes else 0.0
+        return Trace(
+            name=self.name, nodes=self.nodes, end_s=self.end_s - start_s,
+            changes=tuple(Change(at_s=each.at_s - start_s, lost=each.lost, joined=each.joined) for each in self.changes),
+        )
+
     def folded(self, num_nodes: int) -> Trace:
         """The same on at most ``num_nodes`` nodes: the k-th name stands for node k modulo their number.
 

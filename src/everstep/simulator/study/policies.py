@@ -14,14 +14,14 @@ from typing import Literal
 
 from everstep.planner import objective
 from everstep.planner.baselines import chameleon, oobleck
-from everstep.simulator.study.layout import Layout, Place, built
+from everstep.simulator.study.layout import Bounds, Layout, Place, built
 from everstep.simulator.study.times import Family, Times, signature
 
 Reroute = Literal["none", "drop", "grid", "any", "shadow"]
 """How a broken layout goes on: not at all; without broken pipelines; by peers of the stage where all pipelines are alike;
 by whatever is fastest of these and of layer by layer; by the neighbour that holds a second copy."""
 
-Move = Literal["heal", "normalize", "grow", "grid", "repartition", "templates", "morph"]
+Move = Literal["heal", "normalize", "grow", "grid", "repartition", "sturdy", "templates", "morph"]
 Way = Literal["now", "blocking", "behind", "restore", "wait"]
 Score = Literal["value", "equation 8", "first", "fastest", "liveput"]
 
@@ -33,6 +33,9 @@ STAGE_COPY = 0.5
 
 _SHARES: Mapping[Move, float] = {"heal": STAGE_COPY, "normalize": STAGE_COPY}
 _GAIN = 1e-9
+
+NEARLY = 0.01
+"""Layouts whose steps are so little longer than the best count as equal when the next loss is thought of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,8 @@ class Rules:
     """Nodes kept idle at the start."""
     again: bool = False
     """Chooses again when a move is through."""
+    sturdy_start: bool = False
+    """Starts with the layout that would be best after one loss, of those that are as good without."""
     look_ahead: bool = False
     """Adds what would be left after the next loss to the value of the best few."""
 
@@ -118,12 +123,18 @@ class Policy:
     rules: Rules
     times: Times
 
+    @property
+    def _chosen_splits(self) -> dict[object, tuple[Bounds, ...] | None]:
+        return self.times.remembered
+
     def start(self, nodes: tuple[str, ...]) -> Layout | None:
         """The layout that these nodes begin with; None: they cannot hold the model."""
         reserve = self.rules.reserve if len(nodes) - self.rules.reserve >= self.times.job.num_stages else 0
         return self._fastest_start(nodes[: len(nodes) - reserve], nodes[len(nodes) - reserve:])
 
     def _fastest_start(self, nodes: tuple[str, ...], idle: tuple[str, ...]) -> Layout | None:
+        if self.rules.sturdy_start and (sturdy := self._moved("sturdy", Layout((), nodes))) is not None:
+            return sturdy.joined_by(idle)
         wanted: tuple[Move, ...] = tuple(move for move in self.rules.moves if move in ("repartition", "morph"))
         if "templates" in self.rules.moves:
             wanted = ("repartition",)
@@ -293,6 +304,18 @@ class Policy:
         best = self.times.best(len(layout.nodes))
         return None if best is None else built(best.splits, layout.nodes, layout)
 
+    def _sturdy(self, layout: Layout) -> Layout | None:
+        """Of all pipelines that are nearly as fast as the fastest, those that would be fastest after one more loss."""
+        key = ("sturdy", self.rules.reroute, len(layout.nodes))
+        names = [str(number) for number in range(len(layout.nodes))]
+        if key not in self._chosen_splits:
+            found = [each.splits for each in self.times.nearly_best(len(names), NEARLY)]
+            self._chosen_splits[key] = max(
+                found, key=lambda splits: self.after_a_loss(built(splits, names)), default=None,
+            )
+        splits = self._chosen_splits[key]
+        return None if splits is None else built(splits, layout.nodes, layout)
+
     def _templated(self, layout: Layout) -> Layout | None:
         """Oobleck: borrow and merge after losses, all templates anew when somebody joined."""
         if layout.idle:
@@ -329,7 +352,7 @@ class Policy:
 
 _MOVES: Mapping[str, Callable[[Policy, Layout], Layout | None]] = {
     "heal": Policy._healed, "normalize": Policy._normalized, "grow": Policy._grown, "grid": Policy._gridded,
-    "repartition": Policy._repartitioned, "templates": Policy._templated, "morph": Policy._morphed,
+    "repartition": Policy._repartitioned, "sturdy": Policy._sturdy, "templates": Policy._templated, "morph": Policy._morphed,
 }
 
 
@@ -379,10 +402,10 @@ def _all(*rules: Rules) -> dict[str, Rules]:
     return {each.name: each for each in rules}
 
 
-_OURS: tuple[Move, ...] = ("heal", "normalize", "repartition", "grid")
+_OURS: tuple[Move, ...] = ("heal", "normalize", "repartition", "sturdy", "grid")
 
 RULES: Mapping[str, Rules] = _all(
-    Rules(name="auto", family="staggered", reroute="any", moves=_OURS, ways=("blocking", "behind")),
+    Rules(name="auto", family="staggered", reroute="any", moves=_OURS, ways=("blocking", "behind"), look_ahead=True),
     Rules(name="reroute", family="staggered", reroute="grid", moves=("heal", "grow")),
     Rules(name="normalize", family="staggered", reroute="grid", moves=("normalize", "heal", "grow"), score="first"),
     Rules(name="repartition", family="staggered", reroute="none", moves=("repartition",), score="first"),

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
@@ -36,6 +36,9 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 
 _Array = NDArray[np.float64]
 _TOLERANCE = 1e-9
+
+ENUMERATED_NODES = 40
+"""Up to so many nodes equally fast sets of pipelines are all compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +97,16 @@ class Times:
 
     job: Job
     family: Family
+    slack: float = 0.0
+    """By how much of a step schedules of layer-by-layer rerouting are taken to miss their bound."""
     _before_s: tuple[float, ...] = field(init=False)
     _forward_before_s: tuple[float, ...] = field(init=False)
     _seconds: list[_Array] = field(init=False)
     _ends: list[NDArray[np.intp]] = field(init=False)
     _best: dict[int, Best | None] = field(init=False, default_factory=dict)
     _known: dict[object, float] = field(init=False, default_factory=dict)
+    remembered: dict[object, tuple[Bounds, ...] | None] = field(init=False, default_factory=dict)
+    """What policies have worked out from these times."""
 
     def __post_init__(self) -> None:
         self._before_s = tuple(accumulate(self.job.work_s, initial=0.0))
@@ -149,8 +156,31 @@ class Times:
         return self._best[num_nodes]
 
     def _best_of(self, num_nodes: int, lengths: Sequence[int], step_s: float) -> Best:
-        chosen = self._filled(num_nodes, lengths, step_s)[1]
-        return Best(step_s, tuple(self.split(length, self._capacity(length, step_s)) for length in chosen))
+        """Of equally fast sets the one with most pipelines, so most replicas, as far as few nodes let all be looked at."""
+        if num_nodes <= ENUMERATED_NODES:
+            chosen = max(self._as_fast(num_nodes, step_s), key=lambda each: (len(each), -max(each)))
+        else:
+            chosen = self._filled(num_nodes, lengths, step_s)[1]
+        return self._cut(chosen, step_s)
+
+    def nearly_best(self, num_nodes: int, within: float) -> list[Best]:
+        """Every set of pipelines whose step is at most ``within`` longer than the best; of many nodes the best alone."""
+        best = self.best(num_nodes)
+        if best is None or num_nodes > ENUMERATED_NODES:
+            return [best] if best else []
+        found = self._as_fast(num_nodes, best.step_s * (1 + within))
+        return [self._cut(lengths, self.whole_s(lengths)) for lengths in found]
+
+    def _as_fast(self, num_nodes: int, step_s: float) -> list[tuple[int, ...]]:
+        usable = [length for length in range(1, min(len(self._seconds), num_nodes + 1)) if self._capacity(length, step_s) > 0]
+        capacities = {length: self._capacity(length, step_s) for length in usable}
+        return [
+            lengths for lengths in _sets(num_nodes, tuple(usable))
+            if sum(capacities[length] for length in lengths) >= self.job.num_micro_batches
+        ]
+
+    def _cut(self, lengths: Sequence[int], step_s: float) -> Best:
+        return Best(step_s, tuple(self.split(length, self._capacity(length, step_s)) for length in lengths))
 
     def grid_s(self, bounds: Bounds, num_pipelines: int, holes: Sequence[int]) -> float:
         """``num_pipelines`` alike, ``holes[s]`` of them without a node at stage s; peers of the stage take its work whole."""
@@ -181,7 +211,7 @@ class Times:
         """
         key = ("rerouted", *sorted(Counter(places).items()))
         if key not in self._known:
-            self._known[key] = self._rerouted_s(Counter(places))
+            self._known[key] = self._rerouted_s(Counter(places)) * (1 + self.slack)
         return self._known[key]
 
     def _rerouted_s(self, places: Counter[tuple[int, int]]) -> float:
@@ -303,6 +333,15 @@ class Times:
     def grid_bounds(self) -> Bounds:
         """The layers of each stage of the grid: as even as whole layers allow by their work, larger stages first."""
         return even_bounds(self.job.work_s, self.job.num_stages)
+
+
+def _sets(num_nodes: int, lengths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All sets of pipelines of at most ``num_nodes`` nodes, but the empty one."""
+    for index, length in enumerate(lengths):
+        if length <= num_nodes:
+            yield (length,)
+            for rest in _sets(num_nodes - length, lengths[index:]):
+                yield (length, *rest)
 
 
 def even_bounds(work_s: Sequence[float], num_stages: int) -> Bounds:
