@@ -49,6 +49,11 @@ class Costs:
     restart_s: float | None = None
     """To restore a checkpoint, its lost work not counted; None: half a minute and twice ``move_s``."""
     checkpoint_every_s: float = 600.0
+    """Of training."""
+    checkpoint_every_steps: int | None = None
+    """Instead, if given."""
+    checkpoint_write_s: float = 0.0
+    """How long training stands for one."""
     redone_steps: float = 0.0
     """Steps done again after a loss."""
     keep_progress: bool = False
@@ -126,6 +131,16 @@ class Policy:
     @property
     def _chosen_splits(self) -> dict[object, tuple[Bounds, ...] | None]:
         return self.times.remembered
+
+    @property
+    def batch(self) -> int:
+        return self.times.job.batch
+
+    def pace_of_a_node(self, num_nodes: int) -> float:
+        """Samples a second of each, if so many made the grid and none ever failed."""
+        bounds = self.times.grid_bounds()
+        pipelines = max(1, num_nodes // len(bounds))
+        return self.batch / self.times.grid_s(bounds, pipelines, (0,) * len(bounds)) / (pipelines * len(bounds))
 
     def start(self, nodes: tuple[str, ...]) -> Layout | None:
         """The layout that these nodes begin with; None: they cannot hold the model."""

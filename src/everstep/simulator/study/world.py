@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from everstep.planner import objective
 from everstep.simulator.study.layout import Layout
-from everstep.simulator.study.policies import Costs, Option, Policy, Situation
+from everstep.simulator.study.policies import Costs, Option, Rules, Situation
 from everstep.trace import Change, Trace
 
 PRIOR_GAP_S = 600.0
@@ -24,6 +25,26 @@ PRIOR_GAP_S = 600.0
 
 _MEASURED_STEPS = 1.0
 """So many steps on a layout tell its true time."""
+
+
+class Player(Protocol):
+    """What the world asks of a policy."""
+
+    @property
+    def rules(self) -> Rules: ...
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+
+    def start(self, nodes: tuple[str, ...]) -> Layout | None: ...
+
+    def step_s(self, layout: Layout) -> float: ...
+
+    def react(self, situation: Situation) -> Option: ...
+
+    def pace_of_a_node(self, num_nodes: int) -> float:
+        """Samples a second of one of so many nodes, if none ever failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +133,7 @@ def kind(layout: Layout) -> str:
 
 @dataclass(slots=True)
 class _Run:
-    policy: Policy
+    policy: Player
     costs: Costs
     truth: Truth
     gap_s: float
@@ -126,7 +147,8 @@ class _Run:
     samples: float = 0.0
     lost_samples: float = 0.0
     checkpoint_samples: float = 0.0
-    checkpoint_s: float = 0.0
+    since_checkpoint_s: float = 0.0
+    """Trained since then."""
     stall_s: float = 0.0
     whole_samples: float = 0.0
     num_changes: int = 0
@@ -174,16 +196,24 @@ class _Run:
         if math.isinf(step_s):
             self._stand(end_s)
             return
-        duration_s = max(0.0, end_s - self.now_s)
-        rate = self.policy.times.job.batch / step_s
-        every_s = self.costs.checkpoint_every_s
-        last_s = math.floor(max(end_s, self.now_s) / every_s) * every_s
-        if last_s > self.checkpoint_s:
-            self.checkpoint_samples = self.samples + rate * max(0.0, last_s - self.now_s)
-            self.checkpoint_s = last_s
-        self.samples += rate * duration_s
-        if duration_s >= _MEASURED_STEPS * step_s:
+        left_s = max(0.0, end_s - self.now_s)
+        if left_s >= _MEASURED_STEPS * step_s:
             self.records.saw(f"step {kind(self.layout)}")
+        rate = self.policy.batch / step_s
+        steps = self.costs.checkpoint_every_steps
+        every_s = self.costs.checkpoint_every_s if steps is None else steps * step_s
+        while left_s > 0:
+            trained_s = min(left_s, max(0.0, every_s - self.since_checkpoint_s))
+            self.samples += rate * trained_s
+            self.since_checkpoint_s += trained_s
+            left_s -= trained_s
+            if self.since_checkpoint_s >= every_s * (1 - 1e-12):
+                written_s = min(left_s, self.costs.checkpoint_write_s)
+                left_s -= written_s
+                self.stall_s += written_s
+                if written_s < self.costs.checkpoint_write_s:
+                    break
+                self.checkpoint_samples, self.since_checkpoint_s = self.samples, 0.0
         self.now_s = max(self.now_s, end_s)
 
     def _stand(self, end_s: float) -> None:
@@ -198,7 +228,7 @@ class _Run:
         broken_off = self.pending
         is_training = broken_off is None or broken_off.way == "behind"
         if change.lost and is_training and not self.is_down and math.isfinite(self.step_s(self.layout)):
-            self._lose(self.costs.redone_steps * self.policy.times.job.batch)
+            self._lose(self.costs.redone_steps * self.policy.batch)
         self.layout = self.layout.without(change.lost).joined_by(change.joined)
         self.pending = None
         self._decide(change, progress_of=broken_off)
@@ -218,6 +248,7 @@ class _Run:
         option = self.policy.react(situation)
         if option.way == "restore" or (self.policy.rules.loses_work and option.way == "blocking"):
             self._lose(self.samples - self.checkpoint_samples)
+            self.since_checkpoint_s = 0.0
         self.is_down = option.way in ("restore", "wait")
         if option.way != "now" and option.way != "wait":
             self.pending, self.began_s = self._continued(option, progress_of), self.now_s
@@ -232,7 +263,7 @@ class _Run:
 
 
 def play(
-    trace: Trace, policy: Policy, costs: Costs, *, truth: Truth | None = None, gap_s: float | None = None,
+    trace: Trace, policy: Player, costs: Costs, *, truth: Truth | None = None, gap_s: float | None = None,
     num_nodes: int | None = None,
 ) -> Outcome:
     """``policy`` from the start of ``trace`` to its end.
@@ -245,10 +276,7 @@ def play(
     run = _Run(
         policy, costs, truth or Truth(), trace.mean_gap_s if gap_s is None else gap_s, trace.nodes,
     )
-    job, times = policy.times.job, policy.times
-    pipelines = (trace.most_nodes if num_nodes is None else num_nodes) // job.num_stages
-    whole_s = times.grid_s(times.grid_bounds(), max(1, pipelines), (0,) * job.num_stages)
-    rate_of_a_node = job.batch / whole_s / (max(1, pipelines) * job.num_stages)
+    rate_of_a_node = policy.pace_of_a_node(trace.most_nodes if num_nodes is None else num_nodes)
     alive = len(trace.nodes)
     for change in trace.changes:
         run.count(alive, change.at_s, rate_of_a_node)
