@@ -7,14 +7,17 @@ divided by its cores: eight workers on two cores are bound by that, not by the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.schedules import order_of
-from everstep.quantities import HostId, NodeId
+from everstep.planner.pace import pace, staggered_ends
+from everstep.planner.parts import Kind as NodeKind
+from everstep.planner.parts import grouped, holders_by_unit, kinds_of
+from everstep.quantities import HostId, NodeId, node_number
 from everstep.schedule import Action, Kind, Schedule, needs
 from everstep.transfer import Load, Move
 from everstep.workload import Workload
@@ -27,12 +30,36 @@ READ_BYTES_PER_S = 5e8
 
 
 def step_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule | None = None) -> float:
-    """Predicted seconds of a full step of ``plan``. ``schedule``: that of ``plan``, where the caller has it already."""
-    schedule = order_of(plan) if schedule is None else schedule
-    optimizer_s = _optimizer_seconds(plan, workload, cluster)
-    ends_s = _reduced(plan, workload, cluster, finish_seconds(plan, workload, cluster, schedule))
-    path_s = max((end_s + optimizer_s[node] for node, end_s in ends_s.items()), default=0.0)
+    """Predicted seconds of a full step of ``plan``. ``schedule``: another than the plan's own.
+
+    With staggered updates a step takes what lies between two steps once the nodes have drifted apart as far as they do.
+    """
+    if plan.order.staggered:
+        return staggered_seconds(plan, workload, cluster)
+    if schedule is None:
+        return seconds_after(plan, workload, cluster, pace(plan, workload, cluster).ends_s)
+    return seconds_after(plan, workload, cluster, finish_seconds(plan, workload, cluster, schedule))
+
+
+def seconds_after(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> float:
+    """Seconds of a step whose nodes are through with their last actions at ``ends_s``: reductions and updates follow."""
+    path_s = max(_updated(plan, workload, cluster, ends_s).values(), default=0.0)
     return max(path_s, *shared_seconds(plan, workload, cluster).values(), 0.0) + workload.fixed_s
+
+
+STAGGERED_STEPS = 8
+"""Steps that are followed until the drift of nodes has settled; the later half is measured."""
+
+
+def staggered_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> float:
+    """Seconds between two steps when each node begins the next one as soon as its own sums are applied."""
+    ends = [
+        max(_updated(plan, workload, cluster, ends_s).values(), default=0.0)
+        for ends_s in staggered_ends(plan, workload, cluster, STAGGERED_STEPS)
+    ]
+    half = STAGGERED_STEPS // 2
+    period_s = (ends[-1] - ends[half - 1]) / (STAGGERED_STEPS - half)
+    return max(period_s, *shared_seconds(plan, workload, cluster).values(), 0.0) + workload.fixed_s
 
 
 def finish_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule) -> dict[NodeId, float]:
@@ -95,40 +122,62 @@ def _sums(times: Iterable[float]) -> tuple[float, ...]:
     return tuple(accumulate(times, initial=0.0))
 
 
-def _optimizer_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[NodeId, float]:
-    return {
-        node: sum(workload.layers[layer].optimizer_s for layer in layers) / cluster.nodes[node].speed
-        for node, layers in plan.placement.items()
-    }
-
-
 def reduction_groups(plan: Plan, workload: Workload) -> dict[tuple[NodeId, ...], int]:
     """Bytes of gradients that each set of holders sums up together; a unit with one holder needs no sum."""
+    kinds = kinds_of(plan)
+    members = list(kinds.values())
     groups: dict[tuple[NodeId, ...], int] = {}
-    for unit in workload.units.values():
-        holders = tuple(node for node in plan.nodes if not set(unit.layers).isdisjoint(plan.placement[node]))
-        if len(holders) > 1:
-            groups[holders] = groups.get(holders, 0) + (unit.gradient_bytes or unit.parameter_bytes)
+    for indices, num_bytes in _groups(list(kinds), members, workload).items():
+        nodes = sorted((node for index in indices for node in members[index]), key=node_number)
+        groups[tuple(nodes)] = num_bytes
     return groups
 
 
-def _reduced(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> dict[NodeId, float]:
-    """When each node has all of its sums. A ring of n: each sends 2·(n-1)/n of the bytes, in two rounds of messages."""
-    ends = dict(ends_s)
-    for holders, num_bytes in reduction_groups(plan, workload).items():
-        share = 2 * (len(holders) - 1) / len(holders)
-        end_s = max(ends[node] for node in holders) + share * num_bytes / cluster.link.bytes_per_s + 2 * cluster.link.alpha_s
-        ends.update(dict.fromkeys(holders, end_s))
-    return ends
+def _groups(
+    kinds: Sequence[NodeKind], members: Sequence[Sequence[NodeId]], workload: Workload,
+) -> dict[tuple[int, ...], int]:
+    """The same with a group named by the kinds of nodes in it."""
+    groups: dict[tuple[int, ...], int] = {}
+    for name, indices in holders_by_unit(kinds, workload).items():
+        if sum(len(members[index]) for index in indices) > 1:
+            unit = workload.units[name]
+            groups[indices] = groups.get(indices, 0) + (unit.gradient_bytes or unit.parameter_bytes)
+    return groups
+
+
+def _updated(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> dict[NodeKind, float]:
+    """When all nodes of each kind have their sums and have applied them.
+
+    A ring of n: each sends 2·(n-1)/n of the bytes, in two rounds of messages. Nodes of a kind are in the same groups.
+    """
+    by_kind = kinds_of(plan, {node: cluster.nodes[node].speed for node in plan.placement})
+    kinds, members = list(by_kind), list(by_kind.values())
+    ends = [max(ends_s.get(node, 0.0) for node in nodes) for nodes in members]
+    for indices, num_bytes in _groups(kinds, members, workload).items():
+        count = sum(len(members[index]) for index in indices)
+        ring_s = 2 * (count - 1) / count * num_bytes / cluster.link.bytes_per_s + 2 * cluster.link.alpha_s
+        end_s = max(ends[index] for index in indices) + ring_s
+        for index in indices:
+            ends[index] = end_s
+    return {kind: end_s + _optimizer_s(kind, workload) for kind, end_s in zip(kinds, ends, strict=True)}
+
+
+def _optimizer_s(kind: NodeKind, workload: Workload) -> float:
+    layers, speed = kind
+    return sum(workload.layers[layer].optimizer_s for layer in layers) / speed
 
 
 def shared_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[HostId, float]:
     """For each host whose nodes share cores: its work in a step divided by its cores, a floor under the step."""
-    work_s: dict[NodeId, float] = _optimizer_seconds(plan, workload, cluster)
+    if not any(cluster.host_cores.values()):
+        return {}
+    work_s = {
+        node: _optimizer_s((layers, cluster.nodes[node].speed), workload) for node, layers in plan.placement.items()
+    }
     total = _sums(layer.total_s for layer in workload.layers)
-    for route in plan.routes:
+    for route, members in grouped(plan.routes).items():
         for hop in route:
-            work_s[hop.node] += (total[hop.end] - total[hop.first]) / cluster.nodes[hop.node].speed
+            work_s[hop.node] += len(members) * (total[hop.end] - total[hop.first]) / cluster.nodes[hop.node].speed
     found: dict[HostId, float] = {}
     for node, seconds in work_s.items():
         host = cluster.nodes[node].host
@@ -140,8 +189,10 @@ def shared_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[Hos
 
 def is_shared(cluster: Cluster) -> bool:
     """Whether some host has more nodes than cores for them."""
-    hosts = [node.host for node in cluster.nodes.values()]
-    return any(cores is not None and hosts.count(host) > cores for host, cores in cluster.host_cores.items())
+    if not any(cluster.host_cores.values()):
+        return False
+    hosts = Counter(node.host for node in cluster.nodes.values())
+    return any(cores is not None and hosts[host] > cores for host, cores in cluster.host_cores.items())
 
 
 def stall_seconds(

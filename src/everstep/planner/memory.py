@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
+from everstep.planner.parts import kinds_of
 from everstep.planner.schedules import order_of
 from everstep.quantities import NodeId, human_bytes
 from everstep.schedule import Kind, Schedule
@@ -31,7 +32,16 @@ def node_bytes(plan: Plan, workload: Workload, schedule: Schedule | None = None)
                 size = running[hop.end] - running[hop.first]
                 held += size if action.kind is Kind.FORWARD else -size
                 peak = max(peak, held)
-        found[node] = workload.held_bytes(frozenset(plan.placement[node])) + peak
+        found[node] = peak
+    return needed_bytes(plan, workload, found)
+
+
+def needed_bytes(plan: Plan, workload: Workload, active_bytes: Mapping[NodeId, int]) -> dict[NodeId, int]:
+    """The same where the peaks of activations are known already."""
+    found: dict[NodeId, int] = {}
+    for (layers, _), nodes in kinds_of(plan).items():
+        state = workload.held_bytes(frozenset(layers))
+        found.update((node, state + active_bytes.get(node, 0)) for node in nodes)
     return found
 
 

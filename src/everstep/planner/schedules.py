@@ -1,17 +1,17 @@
-"""In which order each node of a plan acts: a list schedule, found by pretending to run the plan.
+"""In which order each node of a plan acts.
 
-Whenever a node is free it takes the ready action with the earliest deadline, where the deadline is the moment at which
-1F1B would have started it in a plain pipeline of that length. Three rules:
+A plain pipeline with fused backward and no extra slots does 1F1B. Everything else gets a list schedule, found by pretending
+to run the plan: whenever a node is free it takes the ready action with the earliest deadline, where the deadline is the
+moment at which 1F1B would have started it in a plain pipeline of that length. Three rules:
 
 1. A node holds the activations of as many micro-batches as 1F1B holds there (one for each hop from here to the end of the
-   route), and ``extra_slots`` more, and one more for each stream of another pipeline that it serves. A forward beyond that
-   waits, and what waits never keeps the node from what is ready.
+   route), and ``extra_slots`` more. A forward beyond that waits, and what waits never keeps the node from what is ready.
 2. Weight gradients (split order) come when nothing else can be done.
 3. If nothing runs and only waiting forwards are left, which can happen when routes cross, the one nearest to the end of
    its route starts in spite of rule 1: it can always be finished, so no schedule ends in a deadlock.
 
-For one plain pipeline with equal stages this is 1F1B, action by action. The same plan gives the same schedule on every
-node, because nothing but the plan is used.
+The same plan gives the same schedule on every node, because nothing but the plan is used. Parts of a plan that share no
+node do not know of each other.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from everstep.plan import Hop, Plan, Route
+from everstep.planner.parts import Part, parts
 from everstep.quantities import NodeId
-from everstep.schedule import REDUCE, Action, Kind, Order, Schedule
+from everstep.schedule import REDUCE, Action, Kind, Order, Schedule, one_f_one_b
 from everstep.workload import Workload
 
 
@@ -33,9 +34,25 @@ def order_of(plan: Plan, num_micro_batches: int | None = None, workload: Workloa
     ``num_micro_batches``: only the first so many, for a partial last batch. ``workload``: arrange for these times
     instead of one unit a layer forward and two backward; then the schedule is a function of both.
     """
-    routes = plan.routes if num_micro_batches is None else plan.routes[:num_micro_batches]
-    orders = _Run(routes, plan, _Costs.of(plan, workload)).orders()
+    orders: dict[NodeId, Order] = {}
+    for part in parts(plan, num_micro_batches):
+        orders |= _one_f_one_b(part) if does_one_f_one_b(part, plan) else arranged(part, plan, workload).orders()
     return {node: (*orders.get(node, ()), *((REDUCE,) if plan.placement[node] else ())) for node in plan.nodes}
+
+
+def does_one_f_one_b(part: Part, plan: Plan) -> bool:
+    """Whether the nodes of ``part`` need no list schedule."""
+    return part.is_plain and not plan.order.split and not plan.order.extra_slots
+
+
+def _one_f_one_b(part: Part) -> dict[NodeId, Order]:
+    (route,), (members,) = part.routes, part.micro_batches
+    return {
+        hop.node: tuple(
+            Action(action.kind, index, members[action.micro_batch]) for action in one_f_one_b(index, len(route), len(members))
+        )
+        for index, hop in enumerate(route)
+    }
 
 
 def streams(routes: Sequence[Route]) -> tuple[NodeId, ...]:
@@ -48,11 +65,15 @@ def streams(routes: Sequence[Route]) -> tuple[NodeId, ...]:
     for route in routes:
         for hop in route:
             visits[hop.node] = visits.get(hop.node, 0) + 1
-    return tuple(min(route, key=lambda hop: visits[hop.node]).node for route in routes)
+    names: dict[int, NodeId] = {}
+    for route in routes:
+        if id(route) not in names:
+            names[id(route)] = min(route, key=lambda hop: visits[hop.node]).node
+    return tuple(names[id(route)] for route in routes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Costs:
+class Costs:
     """Running sums over layers of the time of F, B and W; W is empty of time when backward is fused."""
 
     forward: tuple[float, ...]
@@ -60,7 +81,8 @@ class _Costs:
     weight: tuple[float, ...]
 
     @classmethod
-    def of(cls, plan: Plan, workload: Workload | None) -> _Costs:
+    def of(cls, plan: Plan, workload: Workload | None) -> Costs:
+        """``workload`` None: one unit a layer for each of F, B and W."""
         split = plan.order.split
         if workload is None:
             forward, backward, weight = [1.0] * plan.num_layers, [1.0] * plan.num_layers, [1.0] * plan.num_layers
@@ -81,141 +103,182 @@ class _Costs:
         )
 
 
-_F, _B, _W = 0, 1, 2
+F, B, W = 0, 1, 2
 _KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT)
-_Ready = tuple[float, int, int]
-"""Deadline, micro-batch, hop."""
 
 
-class _Run:
-    """One pretended run of the routes. Times are those of ``costs``; messages take none."""
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """The hops of a part's micro-batches, one after the other and numbered through."""
 
-    def __init__(self, routes: Sequence[Route], plan: Plan, costs: _Costs) -> None:
-        self._routes = routes
-        self._split = plan.order.split
-        self._seconds = [[costs.hop(hop) for hop in route] for route in routes]
-        self._deadlines = _deadlines(routes, costs)
-        self._limit = _limits(routes, plan.order.extra_slots)
-        nodes = list(self._limit)
-        self._ready: dict[NodeId, tuple[list[_Ready], list[_Ready], list[_Ready]]] = {n: ([], [], []) for n in nodes}
-        self._held = dict.fromkeys(nodes, 0)
-        self._busy = dict.fromkeys(nodes, False)
-        self._orders: dict[NodeId, list[Action]] = {node: [] for node in nodes}
-        self._running: list[tuple[float, int, int, int, NodeId]] = []
+    routes: tuple[tuple[int, Route], ...]
+    nodes: tuple[NodeId, ...]
+    node_of: tuple[int, ...]
+    """By stop: an index into ``nodes``."""
+    hops_left: tuple[int, ...]
+    """By stop: hops from here to the end of the route, this one counted."""
+    index: tuple[int, ...]
+    """By stop: the position of its hop on the route."""
+
+    @classmethod
+    def of(cls, part: Part) -> Stops:
+        routes = part.in_order()
+        nodes = part.nodes
+        numbers = {node: number for number, node in enumerate(nodes)}
+        visited = {id(route): [numbers[hop.node] for hop in route] for _, route in routes}
+        return cls(
+            routes=tuple(routes), nodes=nodes, node_of=tuple(n for _, route in routes for n in visited[id(route)]),
+            hops_left=tuple(left for _, route in routes for left in range(len(route), 0, -1)),
+            index=tuple(index for _, route in routes for index in range(len(route))),
+        )
+
+    def seconds(self, costs: Costs) -> list[list[float]]:
+        """By kind and stop."""
+        cached = {id(route): [costs.hop(hop) for hop in route] for _, route in self.routes}
+        times = [entry for _, route in self.routes for entry in cached[id(route)]]
+        return [[entry[kind] for entry in times] for kind in (F, B, W)]
+
+    def micro_batches(self) -> list[int]:
+        """By stop."""
+        return [micro_batch for micro_batch, route in self.routes for _ in route]
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """Actions in the order in which a pretended run started them, which is also each node's own order.
+
+    An action is ``3 · stop + kind``.
+    """
+
+    stops: Stops
+    actions: list[int]
 
     def orders(self) -> dict[NodeId, Order]:
-        now = 0.0
-        for micro_batch, route in enumerate(self._routes):
-            self._make_ready(_F, micro_batch, 0, route[0].node)
-        for node in self._orders:
-            self._dispatch(node, now)
-        while self._running or self._start_a_waiting_forward(now):
-            now = self._running[0][0]
-            touched: dict[NodeId, None] = {}
-            while self._running and self._running[0][0] <= now:
-                _, kind, micro_batch, index, node = heapq.heappop(self._running)
-                self._busy[node] = False
-                touched[node] = None
-                for freed in self._finish(kind, micro_batch, index, node):
-                    touched[freed] = None
-            for node in touched:
-                self._dispatch(node, now)
-        return {node: tuple(order) for node, order in self._orders.items()}
-
-    def _make_ready(self, kind: int, micro_batch: int, index: int, node: NodeId) -> NodeId:
-        deadline = self._deadlines[micro_batch][index][kind]
-        heapq.heappush(self._ready[node][kind], (deadline, micro_batch, index))
-        return node
-
-    def _finish(self, kind: int, micro_batch: int, index: int, node: NodeId) -> list[NodeId]:
-        """Everything that the end of an action makes ready; the nodes it is ready on."""
-        route = self._routes[micro_batch]
-        if kind == _F:
-            if index + 1 < len(route):
-                return [self._make_ready(_F, micro_batch, index + 1, route[index + 1].node)]
-            return [self._make_ready(_B, micro_batch, index, node)]
-        freed: list[NodeId] = []
-        if kind == _B:
-            if self._split:
-                self._make_ready(_W, micro_batch, index, node)
-            if index:
-                freed.append(self._make_ready(_B, micro_batch, index - 1, route[index - 1].node))
-        if kind == (_W if self._split else _B):
-            self._held[node] -= 1
-        return freed
-
-    def _dispatch(self, node: NodeId, now: float) -> None:
-        if self._busy[node]:
-            return
-        forwards, backwards, weights = self._ready[node]
-        may_forward = bool(forwards) and self._held[node] < self._limit[node]
-        if may_forward and (not backwards or forwards[0] <= backwards[0]):
-            self._start(_F, node, now)
-        elif backwards:
-            self._start(_B, node, now)
-        elif weights:
-            self._start(_W, node, now)
-
-    def _start(self, kind: int, node: NodeId, now: float) -> None:
-        _, micro_batch, index = heapq.heappop(self._ready[node][kind])
-        self._busy[node] = True
-        self._held[node] += kind == _F
-        self._orders[node].append(Action(_KINDS[kind], index, micro_batch))
-        end = now + self._seconds[micro_batch][index][kind]
-        heapq.heappush(self._running, (end, kind, micro_batch, index, node))
-
-    def _start_a_waiting_forward(self, now: float) -> bool:
-        """Rule 3. False when all is done."""
-        waiting = [
-            (len(self._routes[micro_batch]) - index, deadline, micro_batch, node)
-            for node, (forwards, _, _) in self._ready.items()
-            for deadline, micro_batch, index in forwards
-        ]
-        if not waiting:
-            return False
-        _, _, chosen, node = min(waiting)
-        forwards = self._ready[node][_F]
-        first = next(entry for entry in forwards if entry[1] == chosen)
-        forwards.remove(first)
-        forwards.insert(0, (float("-inf"), first[1], first[2]))
-        heapq.heapify(forwards)
-        self._start(_F, node, now)
-        return True
+        """By node, as actions that an engine can follow."""
+        found: list[list[Action]] = [[] for _ in self.stops.nodes]
+        of_stop = self.stops.micro_batches()
+        for action in self.actions:
+            stop, kind = divmod(action, 3)
+            found[self.stops.node_of[stop]].append(Action(_KINDS[kind], self.stops.index[stop], of_stop[stop]))
+        return {node: tuple(order) for node, order in zip(self.stops.nodes, found, strict=True)}
 
 
-def _limits(routes: Sequence[Route], extra_slots: int) -> dict[NodeId, int]:
+def arranged(part: Part, plan: Plan, workload: Workload | None = None) -> Arranged:
+    """The list schedule of ``part``."""
+    stops, costs = Stops.of(part), Costs.of(plan, workload)
+    forward, backward = deadlines(stops, costs)
+    limits = slots(stops, plan.order.extra_slots)
+    actions = arrange(stops, stops.seconds(costs), forward, backward, limits, split=plan.order.split)
+    return Arranged(stops, actions)
+
+
+def slots(stops: Stops, extra_slots: int) -> list[int]:
     """Rule 1: how many micro-batches each node may hold activations of."""
-    behind: dict[NodeId, int] = {}
-    served: dict[NodeId, set[NodeId]] = {}
-    for route, stream in zip(routes, streams(routes), strict=True):
-        for index, hop in enumerate(route):
-            behind[hop.node] = max(behind.get(hop.node, 0), len(route) - index)
-            served.setdefault(hop.node, set()).add(stream)
-    return {node: slots + extra_slots + len(served[node]) - 1 for node, slots in behind.items()}
+    found = [0] * len(stops.nodes)
+    for node, left in zip(stops.node_of, stops.hops_left, strict=True):
+        found[node] = max(found[node], left)
+    return [most + extra_slots for most in found]
 
 
-def _deadlines(routes: Sequence[Route], costs: _Costs) -> list[list[tuple[float, float, float]]]:
-    """For each micro-batch and hop, when 1F1B with equal stages would begin its F, B and W.
+def deadlines(stops: Stops, costs: Costs) -> tuple[list[float], list[float]]:
+    """By stop, when 1F1B with equal stages would begin its F and its B.
 
     Hop s of p, j-th micro-batch of its stream, f, b, w the mean times of a hop: B begins at p·f + (p-1-s)·b + j·(f+b+w);
     F at (s+j)·f while the pipeline fills, then right after the B of micro-batch j-(p-s).
     """
     ranks: dict[NodeId, int] = {}
-    found: list[list[tuple[float, float, float]]] = []
+    forwards: list[float] = []
+    backwards: list[float] = []
+    routes = [route for _, route in stops.routes]
     for route, stream in zip(routes, streams(routes), strict=True):
         rank = ranks.get(stream, 0)
         ranks[stream] = rank + 1
         num_hops = len(route)
         forward_s, backward_s = costs.forward[-1] / num_hops, costs.backward[-1] / num_hops
         period_s = forward_s + backward_s + costs.weight[-1] / num_hops
-        times: list[tuple[float, float, float]] = []
         for index in range(num_hops):
             behind = num_hops - index
             first_backward = num_hops * forward_s + (behind - 1) * backward_s
+            backwards.append(first_backward + rank * period_s)
             if rank < behind:
-                forward = (index + rank) * forward_s
+                forwards.append((index + rank) * forward_s)
             else:
-                forward = first_backward + (rank - behind) * period_s + backward_s
-            times.append((forward, first_backward + rank * period_s, float(rank)))
-        found.append(times)
-    return found
+                forwards.append(first_backward + (rank - behind) * period_s + backward_s)
+    return forwards, backwards
+
+
+def arrange(
+    stops: Stops, seconds: Sequence[Sequence[float]], forward_keys: Sequence[float], backward_keys: Sequence[float],
+    limits: Sequence[int], *, split: bool,
+) -> list[int]:
+    """Pretend to run; the actions in the order in which they start. Smaller keys go first; messages take no time."""
+    node_of, hops_left, index = stops.node_of, stops.hops_left, stops.index
+    forward_s, backward_s, weight_s = seconds
+    num_nodes = len(stops.nodes)
+    forwards: list[list[tuple[float, int]]] = [[] for _ in range(num_nodes)]
+    backwards: list[list[tuple[float, int]]] = [[] for _ in range(num_nodes)]
+    weights: list[list[int]] = [[] for _ in range(num_nodes)]
+    held, busy = [0] * num_nodes, [False] * num_nodes
+    running: list[tuple[float, int, int]] = []
+    started: list[int] = []
+    push, pop = heapq.heappush, heapq.heappop
+
+    def dispatch(node: int, now: float, forced: bool = False) -> None:
+        ready_f, ready_b = forwards[node], backwards[node]
+        if ready_f and (forced or held[node] < limits[node]) and (not ready_b or ready_f[0] <= ready_b[0]):
+            stop = pop(ready_f)[1]
+            held[node] += 1
+            kind, end = F, now + forward_s[stop]
+        elif ready_b:
+            stop = pop(ready_b)[1]
+            kind, end = B, now + backward_s[stop]
+        elif weights[node]:
+            stop = pop(weights[node])
+            kind, end = W, now + weight_s[stop]
+        else:
+            return
+        busy[node] = True
+        started.append(3 * stop + kind)
+        push(running, (end, kind, stop))
+
+    for stop, position in enumerate(index):
+        if not position:
+            push(forwards[node_of[stop]], (forward_keys[stop], stop))
+    for node in range(num_nodes):
+        dispatch(node, 0.0)
+    now = 0.0
+    while True:
+        if not running:
+            waiting = [(hops_left[stop], key, stop) for entries in forwards for key, stop in entries]
+            if not waiting:
+                return started
+            _, _, stop = min(waiting)  # rule 3
+            node = node_of[stop]
+            forwards[node] = [(-1.0 if other == stop else key, other) for key, other in forwards[node]]
+            heapq.heapify(forwards[node])
+            dispatch(node, now, forced=True)
+        now = running[0][0]
+        touched: dict[int, None] = {}
+        while running and running[0][0] <= now:
+            _, kind, stop = pop(running)
+            node = node_of[stop]
+            busy[node] = False
+            touched[node] = None
+            if kind == F:
+                if hops_left[stop] > 1:
+                    push(forwards[node_of[stop + 1]], (forward_keys[stop + 1], stop + 1))
+                    touched[node_of[stop + 1]] = None
+                else:
+                    push(backwards[node], (backward_keys[stop], stop))
+                continue
+            if kind == B:
+                if split:
+                    push(weights[node], stop)
+                if index[stop]:
+                    push(backwards[node_of[stop - 1]], (backward_keys[stop - 1], stop - 1))
+                    touched[node_of[stop - 1]] = None
+            if kind == W or not split:
+                held[node] -= 1
+        for node in touched:
+            if not busy[node]:
+                dispatch(node, now)

@@ -1,262 +1,214 @@
 """Which pipelines to build from n nodes: lengths, layer split, share of the batch, and who takes which place.
 
-1. Lengths: every way to cut n nodes into pipelines (all partitions for few nodes; for many, those of at most two
-   different lengths), fewest idle nodes first.
-2. Layer split: exact for a lower bound of 1F1B's step time, by a dynamic program over suffixes that also obeys the memory
-   limit. Equal stages are a special case; larger stages come early, where their fill hides behind the round trip.
-3. Batch: micro-batches go one by one to the pipeline that ends first with one more, so the slowest is as fast as can be.
-4. Places: the assignment of nodes to places that moves the fewest bytes, given what each node holds.
+1. Layer split: exact for 1F1B (``splits``). 2. Lengths: exact over all sets of them for those times (``lengths``), each with
+what its fullest stage needs for its sums and its update. 3. Batch: the slowest pipeline is as fast as can be. 4. Places: the
+assignment of nodes that moves the fewest bytes, given what each node holds.
+
+After a change the search goes along the front from keeping every pipeline that is whole to the least step time of all: ties
+in step time hide huge moves. A handful of layouts is then priced with the whole cost model, which also knows messages in
+list schedules, the number of replicas in a reduction, unequal speeds and cores that nodes share; the search does not.
 
 A layout in which each layer has two holders comes before any that would not survive every single loss.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
 from everstep.errors import InfeasibleError
-from everstep.plan import Hop, Order, Plan
-from everstep.planner.cost import step_seconds
-from everstep.planner.memory import cap_bytes, node_bytes, overfull
-from everstep.planner.schedules import order_of
+from everstep.plan import Hop, Order, Plan, Route
+from everstep.planner.cost import is_shared, seconds_after, staggered_seconds
+from everstep.planner.lengths import Choice, Kept, Lengths
+from everstep.planner.memory import cap_bytes, needed_bytes, overfull
+from everstep.planner.pace import pace
+from everstep.planner.pipelines import Array
+from everstep.planner.splits import Bounds, Splits, splits_of
 from everstep.quantities import NodeId, UnitName, human_bytes, node_number
 from everstep.workload import Workload
 
-ENUMERATED_NODES = 14
-"""Up to so many nodes all partitions are tried (135 for 14 nodes); beyond, at most two different lengths."""
-
 COMPARED = 6
-"""So many layouts, the best by a rough estimate, are priced with the whole cost model."""
+"""So many layouts are priced with the whole cost model."""
 
-_Array = NDArray[np.float64]
-_UNREACHABLE = float("inf")
+ASSIGNED_TOGETHER = 2048
+"""So many nodes are assigned to places at once; more in turns of so many, which may miss the fewest bytes."""
 
-Lengths = tuple[int, ...]
-Bounds = tuple[tuple[int, int], ...]
-"""First and end layer of each stage."""
+Holds = Mapping[NodeId, frozenset[UnitName]]
 
 
-class Splits:
-    """Best layer split of a pipeline of p stages for m micro-batches, for all p and m at once.
-
-    A stage with F and B, with r stages behind it, ``before`` the total of F + B ahead of it and ``behind`` that after it,
-    cannot end a step of m micro-batches before
-
-        before + m·(F + B) + max(0, behind - w·F) + [m > r + 1]·max(0, behind - w·B),   w = min(m - 1, r)
-
-    (it waits once for its first backward and once for its last). The bound of a split is the largest of its stages'; it
-    depends on a stage's layers and on r alone, so the best split of all layers from i on, with r more stages behind, is
-    the best first stage in front of the best split of the rest.
-    """
-
-    def __init__(self, workload: Workload, cap: int | None) -> None:
-        """``cap``: bytes that state and activations of a stage may take; None: not limited."""
-        self._num_layers = workload.num_layers
-        self._micro_batches = np.arange(1, workload.num_micro_batches + 1, dtype=np.float64)
-        total = np.array([0.0, *accumulate(layer.total_s for layer in workload.layers)])
-        forward = np.array([0.0, *accumulate(layer.forward_s for layer in workload.layers)])
-        self._work_s, self._forward_s = _intervals(total), _intervals(forward)
-        self._before_s, self._behind_s = total[:-1], total[-1] - total
-        self._activation_bytes = _intervals(np.array([0.0, *accumulate(x.activation_bytes for x in workload.layers)]))
-        self._held_bytes = _held_by_interval(workload)
-        self._cap = cap
-        self._best: list[_Array] = []
-        self._ends: list[NDArray[np.intp]] = []
-
-    def seconds(self, num_stages: int) -> list[float]:
-        """For 1, 2, … micro-batches the bound of the best split; infinite where no split fits. Never decreasing."""
-        self._extend(num_stages)
-        found: list[float] = np.maximum.accumulate(self._best[num_stages - 1][0]).tolist()
-        return found
-
-    def bounds(self, num_stages: int, num_micro_batches: int) -> Bounds:
-        """The best split. Only for what ``seconds`` calls finite."""
-        self._extend(num_stages)
-        found, first = [], 0
-        for behind in reversed(range(num_stages)):
-            end = int(self._ends[behind][first, num_micro_batches - 1])
-            found.append((first, end))
-            first = end
-        return tuple(found)
-
-    def least_bytes(self, num_stages: int) -> int:
-        """The least that the fullest stage of ``num_stages`` needs for one micro-batch: why nothing fits."""
-        best = np.full(self._num_layers + 1, np.inf)
-        best[-1] = 0.0
-        for _ in range(num_stages):
-            following = np.maximum(self._held_bytes + self._activation_bytes, best[None, :])
-            best = np.append(following.min(axis=1), np.inf)
-        return int(best[0]) if np.isfinite(best[0]) else 0
-
-    def _extend(self, num_stages: int) -> None:
-        while len(self._best) < num_stages:
-            behind = len(self._best)
-            bound = self._stage_bound(behind)
-            if behind == 0:
-                after = np.full((self._num_layers + 1, self._micro_batches.size), np.inf)
-                after[-1] = 0.0
-            else:
-                after = np.vstack([self._best[-1], np.full((1, self._micro_batches.size), np.inf)])
-            whole = np.maximum(bound, after[None, :, :])
-            self._ends.append(whole.argmin(axis=1))
-            self._best.append(whole.min(axis=1))
-
-    def _stage_bound(self, behind: int) -> _Array:
-        """By first layer, end layer and micro-batches, with ``behind`` stages after this one."""
-        many = self._micro_batches[None, None, :]
-        warm_up = np.minimum(many - 1, behind)
-        forward, work = self._forward_s[:, :, None], self._work_s[:, :, None]
-        after = self._behind_s[None, :, None]
-        bound: _Array = (
-            self._before_s[:, None, None] + many * work + np.maximum(0.0, after - warm_up * forward)
-            + np.where(many > behind + 1, np.maximum(0.0, after - warm_up * (work - forward)), 0.0)
-        )
-        if self._cap is not None:
-            held = np.minimum(many, behind + 1) * self._activation_bytes[:, :, None] + self._held_bytes[:, :, None]
-            bound = np.where(held > self._cap, np.inf, bound)
-        empty = np.arange(self._num_layers)[:, None] >= np.arange(self._num_layers + 1)[None, :]
-        return np.where(empty[:, :, None], np.inf, bound)
-
-
-def _intervals(running: _Array) -> _Array:
-    """From running sums: the sum over the layers first..end, by first and end."""
-    found: _Array = running[None, :] - running[:-1, None]
-    return found
-
-
-def _held_by_interval(workload: Workload) -> _Array:
-    by_layer: list[list[UnitName]] = [[] for _ in workload.layers]
-    for name, unit in workload.units.items():
-        for layer in set(unit.layers):
-            by_layer[layer].append(name)
-    held = np.zeros((workload.num_layers, workload.num_layers + 1))
-    for first in range(workload.num_layers):
-        seen: set[UnitName] = set()
-        total = 0
-        for layer in range(first, workload.num_layers):
-            total += sum(workload.units[name].held_bytes for name in by_layer[layer] if name not in seen)
-            seen.update(by_layer[layer])
-            held[first, layer + 1] = total
-    return held
-
-
-def partitions(total: int, longest: int) -> Iterator[Lengths]:
-    """Every way to write ``total`` as a sum of lengths up to ``longest``, longest first; few lengths if it is large."""
-    if total > ENUMERATED_NODES:
-        yield from _of_two_lengths(total, longest)
-    elif total == 0:
-        yield ()
-    else:
-        for length in range(min(total, longest), 0, -1):
-            for rest in partitions(total - length, length):
-                yield (length, *rest)
-
-
-def _of_two_lengths(total: int, longest: int) -> Iterator[Lengths]:
-    for long in range(min(total, longest), 0, -1):
-        if total % long == 0:
-            yield (long,) * (total // long)
-        for short in range(1, long):
-            for count in range(1, (total - 1) // long + 1):
-                if (total - count * long) % short == 0:
-                    yield (long,) * count + (short,) * ((total - count * long) // short)
-
-
-def water_fill(tables: Sequence[Sequence[float]], total: int) -> tuple[tuple[int, ...], float] | None:
+def water_fill(tables: Sequence[Array], total: int) -> tuple[tuple[int, ...], float] | None:
     """Shares of ``total`` micro-batches, at least one a pipeline, so that the slowest is as fast as can be.
 
-    ``tables[d][m - 1]``: seconds of pipeline d for m micro-batches, never decreasing. None: it cannot be done.
+    ``tables[d][m - 1]``: seconds of pipeline d for m micro-batches, never decreasing; pipelines that are alike share one
+    table. None: it cannot be done.
     """
     if not 0 < len(tables) <= total:
         return None
-    shares = [1] * len(tables)
-    heap = [(table[1] if len(table) > 1 else _UNREACHABLE, index) for index, table in enumerate(tables)]
-    heapq.heapify(heap)
-    for _ in range(total - len(tables)):
-        _, index = heap[0]
-        shares[index] += 1
-        following = tables[index][shares[index]] if shares[index] < len(tables[index]) else _UNREACHABLE
-        heapq.heapreplace(heap, (following, index))
-    seconds = max(table[share - 1] for table, share in zip(tables, shares, strict=True))
-    return (tuple(shares), seconds) if seconds < _UNREACHABLE else None
+    rows = {id(table): np.asarray(table) for table in tables}
+    counts = Counter(map(id, tables))
+    levels = np.unique(np.concatenate(list(rows.values())))
+    levels = levels[np.isfinite(levels)]
+
+    def caps(level: int) -> dict[int, int]:
+        limit_s = levels[level] * (1 + 1e-9)
+        return {name: int(np.searchsorted(row, limit_s, side="right")) for name, row in rows.items()}
+
+    def carries(level: int) -> bool:
+        found = caps(level)
+        return min(found.values()) > 0 and sum(counts[name] * cap for name, cap in found.items()) >= total
+
+    low, high = 0, len(levels)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if carries(middle) else (middle + 1, high)
+    if low == len(levels):
+        return None
+    most = caps(low)
+    below = caps(low - 1) if low else dict.fromkeys(most, 0)
+    shares = np.array([max(1, below[id(table)]) for table in tables])
+    room = np.array([most[id(table)] for table in tables]) - shares
+    while (missing := total - int(shares.sum())) != 0:
+        if missing > 0:
+            index = np.flatnonzero(room > 0)[:missing]
+            shares[index] += 1
+            room[index] -= 1
+        else:
+            index = np.argsort(-shares, kind="stable")[:-missing]
+            shares[index[shares[index] > 1]] -= 1
+    seconds = max(float(rows[id(table)][share - 1]) for table, share in zip(tables, shares.tolist(), strict=True))
+    return tuple(shares.tolist()), seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Pipelines without names: how long, how the layers are split, how many micro-batches each gets."""
+    """Pipelines: those that stay as they are, and new ones without names: how layers are split, and shares of the batch."""
 
-    lengths: Lengths
+    kept: tuple[Route, ...] = ()
     splits: tuple[Bounds, ...]
     shares: tuple[int, ...]
+    """The kept pipelines first."""
     estimate_s: float
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """The layer range of every place, pipeline by pipeline."""
+        """The layer range of every place of the new pipelines, one pipeline after the other."""
         return tuple(bounds for split in self.splits for bounds in split)
 
 
-def layouts(num_nodes: int, splits: Splits, workload: Workload, cluster: Cluster, max_stages: int) -> list[Layout]:
-    """The most promising layouts of exactly ``num_nodes`` nodes that fit; more even ones first where they are equal."""
-    longest = min(max_stages, workload.num_layers, num_nodes)
-    tables = {length: splits.seconds(length) for length in range(1, longest + 1)}
-    besides = _Besides.of(workload, cluster)
-    found: list[tuple[float, int, Lengths, tuple[int, ...]]] = []
-    for lengths in partitions(num_nodes, longest):
-        filled = water_fill([tables[length] for length in lengths], workload.num_micro_batches)
-        if filled is not None:
-            estimate_s = _rounded(besides.step_s(filled[1], lengths))
-            found.append((estimate_s, max(lengths) - min(lengths), lengths, filled[0]))
-    found.sort(key=lambda entry: entry[:2])
-    several = [entry for entry in found if len(entry[2]) > 1]
-    return [
-        Layout(
-            lengths=lengths, shares=shares, estimate_s=estimate_s,
-            splits=tuple(splits.bounds(length, share) for length, share in zip(lengths, shares, strict=True)),
+class Catalogue:
+    """Tables of times for one workload on one kind of cluster, and the layouts that they give."""
+
+    def __init__(self, workload: Workload, cluster: Cluster, config: PlannerConfig, nodes: Sequence[NodeId]) -> None:
+        self._workload, self._cluster, self._config = workload, cluster, config
+        self._cap = _cap(nodes, cluster, config)
+        self._longest = min(config.max_stages, workload.num_layers)
+        self._shared_s = _shared_s(workload, cluster)
+        self.columns = 16
+        while self.columns < min(workload.num_micro_batches, 1.5 * workload.num_micro_batches * self._longest / len(nodes)):
+            self.columns *= 2
+
+    @property
+    def splits(self) -> Splits:
+        return splits_of(
+            self._workload, self._cap, self._cluster.link, columns=self.columns, longest=self._longest,
         )
-        for estimate_s, _, lengths, shares in (several or found)[:COMPARED]
+
+    def layouts(self, num_nodes: int, keep: Sequence[Route], least: int) -> list[Layout]:
+        """The most promising layouts of at most ``num_nodes`` nodes, from the front and, on shared cores, of even ones."""
+        total = self._workload.num_micro_batches
+        while True:
+            splits = self.splits
+            besides = _besides_s(self._workload, self._cluster, self._longest)
+            lengths = _lengths(splits, besides)
+            kinds = _kinds(keep, splits, besides)
+            front = lengths.front(num_nodes, total, [kind for kind, _ in kinds], least)
+            if not front or not lengths.truncated(front[-1], total):
+                break
+            self.columns *= 2
+        found = [self._layout(splits, choice, kinds, besides) for choice in front]
+        if self._shared_s is not None or not keep:
+            found += [
+                self._layout(splits, Choice(kept=(), lengths=lengths, step_s=0.0, idle=0), (), besides)
+                for lengths in _even(num_nodes, self._longest, least, total)
+            ]
+        several = [layout for layout in found if layout is not None]
+        unique = {(layout.kept, layout.splits, layout.shares): layout for layout in several}
+        return sorted(unique.values(), key=lambda layout: _rounded(layout.estimate_s))[:COMPARED]
+
+    def _layout(
+        self, splits: Splits, choice: Choice, kinds: Sequence[tuple[Kept, tuple[Route, ...]]], besides: tuple[float, ...],
+    ) -> Layout | None:
+        kept = tuple(
+            route for (_, routes), count in zip(kinds, choice.kept, strict=False) for route in routes[:count]
+        )
+        rows = [kind.seconds for (kind, _), count in zip(kinds, choice.kept, strict=False) for _ in range(count)]
+        tables = {length: splits.seconds(length) + besides[length - 1] for length in set(choice.lengths)}
+        filled = water_fill([*rows, *(tables[length] for length in choice.lengths)], self._workload.num_micro_batches)
+        if filled is None:
+            return None
+        shares, seconds = filled
+        new = zip(choice.lengths, shares[len(kept):], strict=True)
+        estimate_s = seconds
+        if self._shared_s is not None:
+            work_s, update_s = self._shared_s
+            estimate_s = max(seconds, work_s + len(shares) * update_s)
+        return Layout(
+            kept=kept, splits=tuple(splits.bounds(length, share) for length, share in new), shares=shares,
+            estimate_s=estimate_s,
+        )
+
+
+@lru_cache(maxsize=32)
+def _lengths(splits: Splits, besides: tuple[float, ...]) -> Lengths:
+    return Lengths({length: splits.seconds(length) + besides[length - 1] for length in range(1, splits.longest + 1)})
+
+
+def _kinds(
+    keep: Sequence[Route], splits: Splits, besides: tuple[float, ...],
+) -> list[tuple[Kept, tuple[Route, ...]]]:
+    """Pipelines that run already, by their split."""
+    found: dict[Bounds, list[Route]] = {}
+    for route in keep:
+        found.setdefault(tuple([(hop.first, hop.end) for hop in route]), []).append(route)
+    return [
+        (Kept(len(bounds), len(routes), splits.seconds_of(bounds) + besides[len(bounds) - 1]), tuple(routes))
+        for bounds, routes in found.items() if len(bounds) <= splits.longest
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Besides:
-    """What a layout costs besides its pipelines, roughly: enough to tell which are worth the whole cost model."""
+def _even(num_nodes: int, longest: int, least: int, most: int) -> list[tuple[int, ...]]:
+    """For each length the pipelines that come of it when the rest of the nodes is shared out among them."""
+    found = []
+    for length in range(1, min(longest, num_nodes) + 1):
+        count = num_nodes // length
+        short, long = divmod(num_nodes, count)
+        if least <= count <= most and short + (long > 0) <= longest:
+            found.append((short + 1,) * long + (short,) * (count - long))
+    return list(dict.fromkeys(found))
 
-    optimizer_s: float
-    work_s: float
-    gradient_s: float
-    alpha_s: float
-    cores: int | None
-    """Of all hosts together, if all are shared."""
 
-    @classmethod
-    def of(cls, workload: Workload, cluster: Cluster) -> _Besides:
-        hosts = [cluster.host_cores.get(host) for host in {node.host for node in cluster.nodes.values()}]
-        return cls(
-            optimizer_s=sum(layer.optimizer_s for layer in workload.layers),
-            work_s=sum(layer.total_s for layer in workload.layers) * workload.num_micro_batches,
-            gradient_s=sum(unit.gradient_bytes or unit.parameter_bytes for unit in workload.units.values())
-            / cluster.link.bytes_per_s,
-            alpha_s=cluster.link.alpha_s,
-            cores=None if None in hosts else sum(cores for cores in hosts if cores is not None),
-        )
+def _besides_s(workload: Workload, cluster: Cluster, longest: int) -> tuple[float, ...]:
+    """By length, what a step costs besides its pipelines: the sums and the update of a stage, taken as even."""
+    gradient_s = sum(unit.gradient_bytes or unit.parameter_bytes for unit in workload.units.values()) / cluster.link.bytes_per_s
+    optimizer_s = sum(layer.optimizer_s for layer in workload.layers)
+    return tuple((2 * gradient_s + optimizer_s) / length for length in range(1, longest + 1))
 
-    def step_s(self, pipeline_s: float, lengths: Lengths) -> float:
-        """The slowest pipeline, one ring per stage, the update of the fullest stage; or the work on all cores."""
-        replicas, shortest = len(lengths), min(lengths)
-        ring_s = 2 * (replicas - 1) / replicas * self.gradient_s / shortest + 2 * self.alpha_s * (replicas > 1)
-        path_s = pipeline_s + ring_s + self.optimizer_s / shortest
-        shared_s = (self.work_s + replicas * self.optimizer_s) / self.cores if self.cores else 0.0
-        return max(path_s, shared_s)
+
+def _shared_s(workload: Workload, cluster: Cluster) -> tuple[float, float] | None:
+    """Seconds of a step's work, and of one replica's update, on all cores; None unless every host's nodes share some."""
+    cores = [cluster.host_cores.get(host) for host in {node.host for node in cluster.nodes.values()}]
+    if None in cores or not is_shared(cluster):
+        return None
+    total = sum(count for count in cores if count is not None)
+    work_s = sum(layer.total_s for layer in workload.layers) * workload.num_micro_batches
+    return work_s / total, sum(layer.optimizer_s for layer in workload.layers) / total
 
 
 def _rounded(seconds: float) -> float:
@@ -264,33 +216,45 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.3g}")
 
 
-Holds = Mapping[NodeId, frozenset[UnitName]]
-
-
 def assign(
     wanted: Sequence[frozenset[UnitName]], nodes: Sequence[NodeId], workload: Workload, holds: Holds,
 ) -> list[NodeId]:
     """The node for each place, of those at least as many, so that the fewest bytes move.
 
-    ``wanted``: the units that each place needs. Equal choices follow the order of ``nodes``.
+    ``wanted``: the units that each place needs. Equal choices follow the order of ``nodes``. A node that holds just what a
+    place needs takes it: if it went elsewhere, the two could change places and would move no more. The others are assigned
+    by the Hungarian method.
     """
-    lacking = lacking_bytes(wanted, nodes, workload, holds)
     if not any(holds.get(node) for node in nodes):
         return list(nodes[: len(wanted)])
-    rows, columns = linear_sum_assignment(lacking)
-    chosen = {int(column): nodes[int(row)] for row, column in zip(rows, columns, strict=True)}
+    holding: dict[frozenset[UnitName], list[NodeId]] = {}
+    for node in reversed(nodes):
+        holding.setdefault(holds.get(node, frozenset()), []).append(node)
+    chosen: dict[int, NodeId] = {}
+    for place, units in enumerate(wanted):
+        if holding.get(units):
+            chosen[place] = holding[units].pop()
+    taken = set(chosen.values())
+    rest, places = [node for node in nodes if node not in taken], [p for p in range(len(wanted)) if p not in chosen]
+    while places:
+        some, places = places[:ASSIGNED_TOGETHER], places[ASSIGNED_TOGETHER:]
+        offered = rest if not places else rest[:ASSIGNED_TOGETHER]
+        rows, columns = linear_sum_assignment(lacking_bytes([wanted[p] for p in some], offered, workload, holds))
+        chosen |= {some[int(column)]: offered[int(row)] for row, column in zip(rows, columns, strict=True)}
+        gone = set(chosen.values())
+        rest = [node for node in rest if node not in gone]
     return [chosen[place] for place in range(len(wanted))]
 
 
 def lacking_bytes(
     wanted: Sequence[frozenset[UnitName]], nodes: Sequence[NodeId], workload: Workload, holds: Holds,
-) -> _Array:
+) -> Array:
     """By node and place: bytes of the place's units that the node does not hold."""
     names = list(workload.units)
     sizes = np.array([workload.units[name].state_bytes for name in names], dtype=np.float64)
     needs = np.array([[name in units for name in names] for units in wanted], dtype=np.float64)
     lacks = np.array([[name not in holds.get(node, frozenset()) for name in names] for node in nodes], dtype=np.float64)
-    found: _Array = (lacks * sizes) @ needs.T
+    found: Array = (lacks * sizes) @ needs.T
     return found
 
 
@@ -299,22 +263,30 @@ def interleaved(shares: Sequence[int]) -> tuple[int, ...]:
 
     A partial last batch takes the first micro-batches only, and pipelines should start together.
     """
-    turns = sorted(((turn + 0.5) / share, index) for index, share in enumerate(shares) for turn in range(share))
-    return tuple(index for _, index in turns)
+    counts = np.array(shares)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    turns = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order = np.lexsort((owners, (turns + 0.5) / counts[owners]))
+    found: list[int] = owners[order].tolist()
+    return tuple(found)
 
 
 def plan_of(layout: Layout, chosen: Sequence[NodeId], nodes: Sequence[NodeId], num_layers: int, order: Order) -> Plan:
-    """``layout`` with ``chosen`` on its places and the rest of ``nodes`` idle."""
+    """``layout`` with ``chosen`` on its new places and the rest of ``nodes`` idle."""
     placement: dict[NodeId, tuple[int, ...]] = dict.fromkeys(sorted(nodes, key=node_number), ())
-    routes, start = [], 0
+    routes = list(layout.kept)
+    start = 0
     for split in layout.splits:
         members = chosen[start:start + len(split)]
         start += len(split)
         routes.append(tuple(Hop(node, first, end) for node, (first, end) in zip(members, split, strict=True)))
-        placement.update({node: tuple(range(first, end)) for node, (first, end) in zip(members, split, strict=True)})
+    layers: dict[tuple[int, int], tuple[int, ...]] = {}
+    for route in routes:
+        for hop in route:
+            placement[hop.node] = layers.setdefault((hop.first, hop.end), tuple(hop.layers))
     return Plan(
         num_layers=num_layers, placement=placement, order=order,
-        routes=tuple(routes[index] for index in interleaved(layout.shares)),
+        routes=tuple([routes[index] for index in interleaved(layout.shares)]),
     )
 
 
@@ -333,37 +305,39 @@ class Priced:
 
 def priced(plan: Plan, workload: Workload, cluster: Cluster) -> Priced:
     """One schedule serves both figures."""
-    schedule = order_of(plan)
-    return Priced(
-        plan=plan, step_s=step_seconds(plan, workload, cluster, schedule),
-        needed_bytes=node_bytes(plan, workload, schedule),
-    )
+    found = pace(plan, workload, cluster)
+    if plan.order.staggered:
+        step_s = staggered_seconds(plan, workload, cluster)
+    else:
+        step_s = seconds_after(plan, workload, cluster, found.ends_s)
+    return Priced(plan=plan, step_s=step_s, needed_bytes=needed_bytes(plan, workload, found.active_bytes))
 
 
 def best_priced(
     nodes: Sequence[NodeId], workload: Workload, cluster: Cluster, config: PlannerConfig, *, holds: Holds | None = None,
-    order: Order | None = None, idle: int = 0,
+    order: Order | None = None, idle: int = 0, keep: Sequence[Route] = (),
 ) -> list[Priced]:
     """A few distinct layouts of ``nodes`` by predicted step time, every node in each. Empty: nothing fits.
 
-    Nodes beyond ``idle`` stay idle only where no layout uses them. ``holds``: what each node holds, so that it gets a
-    place near it.
+    Nodes beyond ``idle`` stay idle only where no faster layout uses them. ``holds``: what each node holds, so that it gets a
+    place near it. ``keep``: pipelines of living nodes that run already and may stay as they are.
     """
     order = Order() if order is None else order
-    splits = Splits(workload, _cap(nodes, cluster, config))
+    catalogue = Catalogue(workload, cluster, config, nodes)
     ranked = sorted(nodes, key=lambda node: (cluster.nodes[node].host, node_number(node)))
-    for busy in range(len(ranked) - idle, 0, -1):
-        found = []
-        for layout in layouts(busy, splits, workload, cluster, config.max_stages):
-            wanted = [workload.units_of(frozenset(range(first, end))) for first, end in layout.places]
-            chosen = assign(wanted, ranked, workload, holds or {})
-            plan = plan_of(layout, chosen, ranked, workload.num_layers, order)
-            answer = priced(plan, workload, cluster)
-            if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):
-                found.append(answer)
-        if found:
-            return sorted(found, key=lambda answer: _rounded(answer.step_s))
-    return []
+    found: list[Layout] = []
+    for least in (2, 1):
+        found = found or catalogue.layouts(len(ranked) - idle, keep, least)
+    answers = []
+    for layout in found:
+        staying = {hop.node for route in layout.kept for hop in route}
+        free = [node for node in ranked if node not in staying]
+        units = {bounds: workload.units_of(frozenset(range(*bounds))) for bounds in set(layout.places)}
+        chosen = assign([units[bounds] for bounds in layout.places], free, workload, holds or {})
+        answer = priced(plan_of(layout, chosen, ranked, workload.num_layers, order), workload, cluster)
+        if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):
+            answers.append(answer)
+    return sorted(answers, key=lambda answer: _rounded(answer.step_s))
 
 
 def best_plans(
@@ -386,7 +360,7 @@ def why_nothing_fits(
 ) -> InfeasibleError:
     """For each number of stages that was tried, what was in the way."""
     cap = _cap(nodes, cluster, config)
-    splits = Splits(workload, None)
+    splits = Splits(workload, None, columns=1, longest=min(config.max_stages, len(nodes)))
     tightest = min(nodes, key=lambda node: (_cap_or_more(node, cluster, config), node_number(node)))
     rejected: dict[str, str] = {}
     for num_stages in range(1, min(len(nodes), config.max_stages) + 1):

@@ -1,8 +1,8 @@
-"""The search against brute force, and the rules for batch, places and memory."""
+"""The rules for batch, places and memory; lengths and splits have tests of their own."""
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise, permutations
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from everstep import plan as plans
 from everstep.config import PlannerConfig
 from everstep.errors import InfeasibleError
-from everstep.plan import Hop, Order, Plan
+from everstep.plan import Order, Plan
 from everstep.planner.cost import step_seconds
 from everstep.planner.first import first_plan
 from everstep.planner.memory import node_bytes
 from everstep.planner.search import (
-    Splits,
     assign,
     best_plans,
     interleaved,
     lacking_bytes,
-    partitions,
     water_fill,
     why_nothing_fits,
 )
@@ -34,59 +32,6 @@ FREE = PlannerConfig()
 
 def view_of(plan: Plan) -> View:
     return View(1, tuple(Member(member) for member in plan.nodes))
-
-
-def pipeline(bounds: tuple[tuple[int, int], ...], num_micro_batches: int, num_layers: int) -> Plan:
-    route = tuple(Hop(node(stage), first, end) for stage, (first, end) in enumerate(bounds))
-    placement = {hop.node: tuple(hop.layers) for hop in route}
-    return Plan(num_layers=num_layers, placement=placement, routes=(route,) * num_micro_batches)
-
-
-def all_splits(num_layers: int, num_stages: int) -> list[tuple[tuple[int, int], ...]]:
-    cuts = [(0, *chosen, num_layers) for chosen in combinations(range(1, num_layers), num_stages - 1)]
-    return [tuple(pairwise(edges)) for edges in cuts]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=6), st.integers(1, 4), st.integers(1, 8))
-def test_a_split_is_within_a_few_per_cent_of_the_best_of_all_splits(times: list[int], num_stages: int, each: int) -> None:
-    num_stages = min(num_stages, len(times))
-    workload, cluster = workload_of(len(times), each, seconds=[float(t) for t in times]), cluster_of(num_stages)
-    splits = Splits(workload, None)
-    found = pipeline(splits.bounds(num_stages, each), each, len(times))
-    every = [pipeline(bounds, each, len(times)) for bounds in all_splits(len(times), num_stages)]
-    best_s = min(step_seconds(plan, workload, cluster) for plan in every)
-    assert splits.seconds(num_stages)[each - 1] <= best_s + 1e-9, "the bound is a bound"
-    assert step_seconds(found, workload, cluster) <= best_s * 1.2
-
-
-def test_the_bound_of_even_stages_is_the_closed_form() -> None:
-    assert Splits(workload_of(4, 8), None).seconds(4)[3:] == [(4 + m - 1) * 3.0 for m in range(4, 9)]
-
-
-def test_even_layers_are_split_evenly() -> None:
-    assert Splits(workload_of(8, 8), None).bounds(4, 8) == ((0, 2), (2, 4), (4, 6), (6, 8))
-
-
-def test_a_split_obeys_the_memory_limit() -> None:
-    workload = workload_of(6, 4, state_bytes=8, gradient_bytes=2, activation_bytes=1)
-    splits = Splits(workload, 33)
-    for first, end in splits.bounds(3, 4):
-        assert 10 * (end - first) <= 33
-    assert Splits(workload, 9).seconds(6)[0] == float("inf")
-
-
-def test_what_the_fullest_stage_needs_at_least_is_told() -> None:
-    workload = workload_of(5, 4, state_bytes=8, gradient_bytes=2, activation_bytes=0)
-    assert [Splits(workload, None).least_bytes(stages) for stages in (1, 2, 5)] == [50, 30, 10]
-
-
-def test_partitions_are_all_ways_and_no_way_twice() -> None:
-    assert sorted(partitions(5, 3)) == [(1, 1, 1, 1, 1), (2, 1, 1, 1), (2, 2, 1), (3, 1, 1), (3, 2)]
-    for many in (17, 64):
-        found = list(partitions(many, 16))
-        assert all(sum(lengths) == many and max(lengths) <= 16 for lengths in found)
-        assert len(found) == len(set(found))
 
 
 @settings(max_examples=60, deadline=None)
@@ -154,11 +99,10 @@ def test_a_layout_that_survives_every_single_loss_comes_before_any_other() -> No
     assert all(len(plan.holders(layer)) == 2 for plan in found for layer in range(4))
 
 
-def test_nodes_stay_idle_only_where_no_layout_uses_them() -> None:
+def test_nodes_stay_idle_where_no_faster_layout_uses_them() -> None:
     workload = workload_of(2, 2)
     found = best_plans([node(k) for k in range(7)], workload, cluster_of(7), FREE)
-    assert all(len(plan.spares) == 3 for plan in found)
-    assert found[0].spares == (node(4), node(5), node(6))
+    assert found and all(len(plan.spares) >= 3 for plan in found)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,56 @@
+"""How long 1F1B takes on plain pipelines: exact, many pipelines and many numbers of micro-batches in one pass.
+
+Arrays are (pipeline, stage). Pipelines of different length stand flush at their last stage, because how many forwards a
+stage does before its first backward depends on the stages behind it alone. In round j every stage that exists does the
+forward of micro-batch j, and a stage with r stages behind it the backward of micro-batch j - r, which is 1F1B's order:
+
+    end(F_j on s) = max over stages t up to s of  free(t) + forwards and messages from t to s
+    end(B_i on s) = max(free(s), end(B_i on s+1) + message) + backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+
+def flush(rows: Sequence[Sequence[float]], width: int) -> Array:
+    """``rows`` of different length as one array, each at the right end of its line, zeros before it."""
+    found = np.zeros((len(rows), width))
+    for line, row in zip(found, rows, strict=True):
+        line[width - len(row):] = row
+    return found
+
+
+def stage_ends_s(forward_s: Array, backward_s: Array, message_s: Array, num_stages: Whole, num_micro_batches: Whole) -> Array:
+    """When each stage is through with its last backward, by pipeline and stage, flush at the last stage.
+
+    ``message_s``: what a message over the boundary in front of a stage takes, in either direction; 0 before the first.
+    """
+    order = np.argsort(-num_micro_batches, kind="stable")
+    forward_s, backward_s, message_s = forward_s[order], backward_s[order], message_s[order]
+    lengths, many = num_stages[order], num_micro_batches[order]
+    width = forward_s.shape[1]
+    behind = np.arange(width - 1, -1, -1)
+    exists = behind[None, :] < lengths[:, None]
+    passed_s = np.cumsum(forward_s + message_s, axis=1)
+    headless_s = forward_s - passed_s
+    free_s = np.zeros_like(forward_s)
+    returned_s = np.zeros_like(forward_s)
+    """Ends of the newest backward on the stage behind, message included."""
+    for turn in range(int((many + lengths).max()) - 1):
+        filling = int(np.searchsorted(-many, -turn, side="left"))
+        if filling:
+            free_s[:filling] = np.maximum.accumulate(free_s[:filling] + headless_s[:filling], axis=1) + passed_s[:filling]
+        acting = exists & (behind <= turn) & (behind > (turn - many)[:, None])
+        ended_s = np.maximum(free_s, returned_s) + backward_s
+        free_s = np.where(acting, ended_s, free_s)
+        returned_s[:, :-1] = np.where(acting[:, 1:], ended_s[:, 1:] + message_s[:, 1:], returned_s[:, :-1])
+    found = np.empty_like(free_s)
+    found[order] = free_s
+    return found
