@@ -205,3 +205,19 @@ def test_losing_everybody_ends_with_the_layers_the_checkpoint_and_the_command(tm
     assert "no node is left" in run.outcome.message
     assert re.search("newest checkpoint is of step [36];", run.outcome.message)  # the second may not be on disk yet
     assert f"everstep run --resume --dir {tmp_path}" in run.outcome.message
+
+
+def test_leaving_the_loop_early_ends_the_run_well_and_goes_on_behind_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    loop = "    if step.run().step == 5:\n        break\nprint('behind the loop')"
+    script.write_text(changed(NO_BUG, ("lr=0.1", "lr=1e-4"), ("    step.run()", loop)))
+    run = train(tmp_path / "run", str(script), workers=2)
+    assert (run.outcome.outcome, run.outcome.exit_code) == ("done", 0)
+    assert len(run.losses) == 6
+    assert "behind the loop" in (tmp_path / "run" / "logs" / "n1.txt").read_text()
+
+
+def test_a_kill_that_never_strikes_is_said(tmp_path: Path) -> None:
+    run = train(tmp_path, "small.py", "--steps", "4", workers=2, kills=("worker=0,step=9,phase=backward",))
+    assert run.outcome.exit_code == 0
+    assert run.outcome.message == "never struck: worker=0,step=9,phase=backward: no worker came by"

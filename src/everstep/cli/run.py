@@ -78,7 +78,7 @@ def command(
         output.write_json(summary, to_json(done.summary))
     if done.summary is not None and as_json:
         output.show(to_json(done.summary))
-    if done.outcome.message and done.outcome.exit_code:
+    if done.outcome.message:
         output.complain(done.outcome.message)
     raise typer.Exit(done.outcome.exit_code)
 

@@ -646,7 +646,7 @@ class Agent:
                 hashes.setdefault(unit, {})[node] = digest
         steps = max(done.step for done in finished if done is not None)
         newest = self._newest() if stopped else None
-        message = self._with_advice(f"stopped after step {steps}") if newest else ""
+        message = self._with_advice(f"stopped after step {steps}") if newest else self._injector.never_struck()
         self._end("stopped" if stopped else "done", 130 if stopped else 0, message, hashes, steps)
         self._quit_all("the run is over")
 
@@ -666,7 +666,9 @@ class Agent:
     def _quit_all(self, reason: str) -> None:
         for worker in self._workers.values():
             self._send(worker, Quit(reason))
-        self._stop_deadline_s = self._now_s() + STOP_WITHIN_S
+        # What a script does after its loop may take as long as it likes; after a failure nothing is waited for.
+        is_done = self._outcome is not None and self._outcome.outcome == "done"
+        self._stop_deadline_s = None if is_done else self._now_s() + STOP_WITHIN_S
 
     def _kill_all(self) -> None:
         for worker in self._workers.values():

@@ -69,6 +69,10 @@ class Injector:
             self._steps.remove(kill)
             self._due_s.append(now_s + kill[1] * step_s)
 
+    def never_struck(self) -> str:
+        """Kills that were asked for by instant and did not happen, in words; empty if there are none."""
+        return f"never struck: {'; '.join(map(str, self._exact))}: no worker came by" if self._exact else ""
+
     def next_deadline_s(self) -> float | None:
         return min(self._due_s, default=None)
 

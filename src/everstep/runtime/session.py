@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from everstep.engine.executor import Executor
@@ -97,6 +98,7 @@ class WorkerSession:
         self._valid: set[UnitName] = set()  # units that are whole, at step ``_applied``
         self._rollbacks: tuple[tuple[int, int, int], ...] = ()
         self._orphaned = False
+        self._is_over = False
         self._told = -1
         self._until = 0
         self._declared = False
@@ -116,6 +118,7 @@ class WorkerSession:
                     continue  # a member was lost while the others finished: there is something to do again
                 return Position(self._applied, self._attempt)
         except RunOver:
+            self._is_over = True
             return None
 
     def run(self, position: Position) -> StepResult:
@@ -136,6 +139,12 @@ class WorkerSession:
 
     def checkpoint(self) -> None:
         self._executor.raise_flag(CHECKPOINT)
+
+    def leave(self) -> None:
+        """The script has ended: if it left the loop early, the run is over, on every worker after the same step."""
+        with suppress(RunOver):
+            while not self._is_over:
+                self._finish()
 
     @property
     def plan(self) -> Plan | None:

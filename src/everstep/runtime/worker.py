@@ -124,6 +124,8 @@ class Worker:
                 "declare an everstep.Job and loop over its steps"
             )))
             return 1
+        if self._session is not None:
+            self._session.leave()
         return 0
 
     def _fail(self, error: BaseException) -> None:
