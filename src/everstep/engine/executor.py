@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from everstep.config import EngineConfig
-from everstep.engine.heap import keep_freed_memory
 from everstep.engine.links import Key, Mailbox, Parcel, Post
 from everstep.engine.model import ModelFacts
 from everstep.engine.reduce import Pairs, Reduction, Where
@@ -96,7 +95,6 @@ class Executor:
     def follow(self, plan: Plan, order: Order, view: View) -> None:
         """Work under ``plan`` from the next attempt on."""
         self._plan, self._order, self.view = plan, order, view
-        keep_freed_memory()
 
     def raise_flag(self, flag: str) -> None:
         """Put ``flag`` into the prepared records from now on, until a union has it. May be called from another thread."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from everstep.engine import optimizers
+from everstep.engine.heap import keep_freed_memory
 from everstep.engine.model import Layers, ModelFacts, UnitFacts, build_layers
 from everstep.engine.values import DTYPES, dtype_name
 from everstep.errors import ConfigError, EngineError, TransferError, UnsupportedError
@@ -206,6 +207,7 @@ class HeldState:
         new = set(wanted) - set(self.modules)
         if not new:
             return
+        keep_freed_memory()  # before the weights have their memory
         # A tie group starts as its first layer makes it, also where that layer itself is not held.
         first = {self.facts.units[unit].layers[0] for unit in self.facts.units_of(new)}
         built = {
