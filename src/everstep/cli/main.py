@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from everstep import __version__
-from everstep.cli import audit, demo, explain, output, plan, run, status
+from everstep.cli import audit, demo, explain, output, plan, run, simulate, status
 from everstep.errors import ConfigError, EverstepError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("status")(status.command)
 app.command("explain")(explain.command)
 app.command("audit")(audit.command)
 app.command("plan")(plan.command)
+app.command("simulate")(simulate.command)
 
 
 @app.callback(invoke_without_command=True)
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="everstep")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except EverstepError as error:
         output.complain(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -9,14 +9,9 @@ nobody can lend, small ones are merged with each other, and what is still too sm
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-
-class _Ordered(Protocol):
-    def __lt__(self, other: _Ordered, /) -> bool: ...
-
-
-Rank = TypeVar("Rank", bound=_Ordered)
+Rank = TypeVar("Rank", int, str)
 
 
 def reconfigured(pipelines: Sequence[Sequence[Rank]], lost: Iterable[Rank], smallest: int) -> list[list[Rank]] | None:

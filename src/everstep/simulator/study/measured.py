@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everstep.simulator.study.layout import Layout, Place
-from everstep.simulator.study.policies import Option, Rules, Situation
+from everstep.simulator.study.policies import Option, Situation
+from everstep.simulator.study.rules import Rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

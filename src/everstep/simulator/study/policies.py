@@ -1,8 +1,6 @@
-"""What a policy does when nodes are lost or come: one engine, and for each system the rules that make it that system.
+"""What a policy does when nodes are lost or come: one engine, which follows the rules of the system that it plays.
 
-``Rules`` say how a broken layout goes on, which moves of state are considered, whether they stop training or happen behind
-it, and by what one option is taken. What they leave out a system does not have. Whoever has no answer left restores a
-checkpoint on the layout it would start with.
+Who has no answer left restores a checkpoint on the layout that it would start with.
 """
 
 from __future__ import annotations
@@ -10,84 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from everstep.planner import objective
 from everstep.planner.baselines import chameleon, oobleck
 from everstep.simulator.study.layout import Bounds, Layout, Place, built
-from everstep.simulator.study.times import Family, Times, signature
+from everstep.simulator.study.rules import ABSORBED, STAGE_COPY, Costs, Move, Rules, Way, move_kind
+from everstep.simulator.study.times import Times, signature
 
-Reroute = Literal["none", "drop", "grid", "any", "shadow"]
-"""How a broken layout goes on: not at all; without broken pipelines; by peers of the stage where all pipelines are alike;
-by whatever is fastest of these and of layer by layer; by the neighbour that holds a second copy."""
-
-Move = Literal["heal", "normalize", "grow", "grid", "repartition", "sturdy", "templates", "morph"]
-Way = Literal["now", "blocking", "behind", "restore", "wait"]
-Score = Literal["value", "equation 8", "first", "fastest", "liveput"]
-
-ABSORBED = 1.5
-"""With redundant computation: how much longer a step takes while somebody does two stages, as Bamboo's simulator has it."""
-
-STAGE_COPY = 0.5
-"""Share of the time of a whole re-partition that it takes to copy single stages."""
-
-_SHARES: Mapping[Move, float] = {"heal": STAGE_COPY, "normalize": STAGE_COPY}
 _GAIN = 1e-9
 
 NEARLY = 0.01
 """Layouts whose steps are so little longer than the best count as equal when the next loss is thought of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What changes cost, in seconds."""
-
-    move_s: float
-    """To move the state of a re-partition: tau."""
-    exposed_s: float = 1.0
-    """Of a move behind training, what is seen of it."""
-    restart_s: float | None = None
-    """To restore a checkpoint, its lost work not counted; None: half a minute and twice ``move_s``."""
-    checkpoint_every_s: float = 600.0
-    """Of training."""
-    checkpoint_every_steps: int | None = None
-    """Instead, if given."""
-    checkpoint_write_s: float = 0.0
-    """How long training stands for one."""
-    redone_steps: float = 0.0
-    """Steps done again after a loss."""
-    keep_progress: bool = False
-    """Whether a move behind training that a change broke off goes on where it was (a quarter is done again at least)."""
-
-    @property
-    def restore_s(self) -> float:
-        return 30.0 + 2 * self.move_s if self.restart_s is None else self.restart_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """A system. The first fields say what it can do, the others how it chooses."""
-
-    name: str
-    family: Family
-    reroute: Reroute
-    moves: tuple[Move, ...] = ()
-    ways: tuple[Way, ...] = ("blocking",)
-    score: Score = "value"
-    knows_gap: bool = False
-    """Told the true mean gap; otherwise it estimates it from its own history."""
-    restarts: bool = False
-    """Every move is a restart of all processes."""
-    loses_work: bool = False
-    """And what was trained since the last checkpoint is trained again."""
-    reserve: int = 0
-    """Nodes kept idle at the start."""
-    again: bool = False
-    """Chooses again when a move is through."""
-    sturdy_start: bool = False
-    """Starts with the layout that would be best after one loss, of those that are as good without."""
-    look_ahead: bool = False
-    """Adds what would be left after the next loss to the value of the best few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +93,7 @@ class Policy:
     def step_s(self, layout: Layout) -> float:
         """Predicted; infinite where this system cannot train on ``layout`` as it is."""
         key = ("step", self.rules.reroute, layout.grid, len(layout.pipelines), tuple(sorted(map(_shape, layout.pipelines))))
-        known = self.times._known
+        known = self.times.known
         if key not in known:
             known[key] = self._step_s(layout)
         return known[key]
@@ -215,16 +146,22 @@ class Policy:
         """Everything this system considers, staying first where it can, each with its value."""
         layout, costs = situation.layout, situation.costs
         now_s = self.step_s(layout)
+        seen_now_s = now_s * situation.step_ratio(layout) if math.isfinite(now_s) else math.inf
         found = []
         if math.isfinite(now_s):
             found.append(Option(policy="stay" if layout.is_whole else "reroute", way="now", target=layout, step_s=now_s))
         can_move = layout.has_all(self.times.job.num_layers) or self.rules.loses_work or self.rules.reroute == "shadow"
         for move in self.rules.moves if can_move else ():
             target = self._moved(move, layout)
-            if target is None or (step_s := self.step_s(target)) >= now_s * (1 - _GAIN):
+            if target is None:
                 continue
-            move_s = costs.restore_s if self.rules.restarts else costs.move_s * _SHARES.get(move, 1.0)
-            move_s *= situation.move_ratio(move)
+            step_s = self.step_s(target)
+            is_slower = math.isinf(step_s) or step_s * situation.step_ratio(target) >= seen_now_s * (1 - _GAIN)
+            if is_slower and (self.rules.score != "value" or self.at_risk(target) >= self.at_risk(layout)):
+                continue
+            share = STAGE_COPY if move_kind(move) == "stage" else 1.0
+            move_s = costs.restore_s if self.rules.restarts else costs.move_s * share
+            move_s *= situation.move_ratio(move_kind(move))
             for way in self.rules.ways:
                 if way == "blocking":
                     found.append(Option(policy=move, way=way, target=target, step_s=step_s, now_s=now_s, stall_s=move_s))
@@ -243,10 +180,31 @@ class Policy:
             return 1 / step_s
         if self.rules.score == "equation 8":
             return chameleon.score(1.0, step_s, option.stall_s, gap_s)
+        costs = situation.costs
+        redo_steps = (costs.restore_s + costs.checkpoint_every_s / 2) / step_s
         if option.way == "behind":
             now_s = option.now_s * situation.step_ratio(situation.layout)
-            return two_phase_value(now_s, option.copy_s, step_s, option.stall_s, gap_s)
-        return objective.value(batch=1.0, step_s=step_s, stall_s=option.stall_s, gap_s=gap_s)
+            too_early = -math.expm1(-(option.copy_s + option.stall_s) / gap_s)
+            at_risk = too_early * self.at_risk(situation.layout) + (1 - too_early) * self.at_risk(option.target)
+            return two_phase_value(now_s, option.copy_s, step_s, option.stall_s, gap_s) - at_risk * redo_steps
+        before = self.at_risk(situation.layout) if option.way == "blocking" else 0.0
+        at_risk = max(before * -math.expm1(-option.stall_s / gap_s), self.at_risk(option.target))
+        return objective.value(
+            batch=1.0, step_s=step_s, stall_s=option.stall_s, gap_s=gap_s, at_risk=at_risk, redo_steps=redo_steps,
+        )
+
+    def at_risk(self, layout: Layout) -> float:
+        """The share of busy nodes that hold the only copy of some layer."""
+        places = signature(layout)
+        key = ("at risk", *sorted(places))
+        if key not in self.times.known:
+            alone = [0] * self.times.job.num_layers
+            for first, end in places:
+                for layer in range(first, end):
+                    alone[layer] += 1
+            only = [any(alone[layer] == 1 for layer in range(first, end)) for first, end in places]
+            self.times.known[key] = sum(only) / len(places) if places else 1.0
+        return self.times.known[key]
 
     def _chosen(self, options: list[Option], situation: Situation) -> Option:
         if self.rules.score == "first":
@@ -315,6 +273,17 @@ class Policy:
         count = len(layout.nodes) // len(bounds)
         return built([bounds] * count, layout.nodes, layout) if count else None
 
+    def _holed(self, layout: Layout) -> Layout | None:
+        """A grid of all nodes with a pipeline more than they fill, its holes at the first stages."""
+        bounds = self.times.grid_bounds()
+        count, rest = divmod(len(layout.nodes), len(bounds))
+        if not (count and rest):
+            return None
+        absent = [f"absent {number}" for number in range(len(bounds) - rest)]
+        last = built([bounds], (*absent, *layout.nodes[-rest:])).without(absent)
+        grid = built([bounds] * count, layout.nodes[:-rest], layout.without(layout.nodes[-rest:]))
+        return Layout((*grid.pipelines, *last.pipelines), grid.idle)
+
     def _repartitioned(self, layout: Layout) -> Layout | None:
         best = self.times.best(len(layout.nodes))
         return None if best is None else built(best.splits, layout.nodes, layout)
@@ -367,6 +336,7 @@ class Policy:
 
 _MOVES: Mapping[str, Callable[[Policy, Layout], Layout | None]] = {
     "heal": Policy._healed, "normalize": Policy._normalized, "grow": Policy._grown, "grid": Policy._gridded,
+    "holed": Policy._holed,
     "repartition": Policy._repartitioned, "sturdy": Policy._sturdy, "templates": Policy._templated, "morph": Policy._morphed,
 }
 
@@ -402,51 +372,3 @@ def two_phase_value(now_step_s: float, copy_s: float, then_step_s: float, stall_
     """
     first = gap_s * -math.expm1(-copy_s / gap_s) / now_step_s
     return first + gap_s * math.exp(-(copy_s + stall_s) / gap_s) / then_step_s
-
-
-def named(name: str, family: Family = "staggered") -> Rules:
-    """The rules behind a name; ``family`` of schedules for all but those with ``published``, which have their own.
-
-    Raises:
-        KeyError: no such policy.
-    """
-    return replace(RULES[name], family=family) if name not in PUBLISHED else RULES[name]
-
-
-def _all(*rules: Rules) -> dict[str, Rules]:
-    return {each.name: each for each in rules}
-
-
-_OURS: tuple[Move, ...] = ("heal", "normalize", "repartition", "sturdy", "grid")
-
-RULES: Mapping[str, Rules] = _all(
-    Rules(name="auto", family="staggered", reroute="any", moves=_OURS, ways=("blocking", "behind"), look_ahead=True),
-    Rules(name="reroute", family="staggered", reroute="grid", moves=("heal", "grow")),
-    Rules(name="normalize", family="staggered", reroute="grid", moves=("normalize", "heal", "grow"), score="first"),
-    Rules(name="repartition", family="staggered", reroute="none", moves=("repartition",), score="first"),
-    Rules(name="two-phase", family="staggered", reroute="any", moves=("repartition",), ways=("behind", "blocking"), score="first"),
-    Rules(name="shrink", family="staggered", reroute="drop", moves=("grow",)),
-    Rules(name="spare", family="staggered", reroute="grid", moves=("heal",), score="first", reserve=4),
-    Rules(name="redundant", family="staggered", reroute="shadow", moves=("heal", "grid"), restarts=True),
-    Rules(name="restore", family="staggered", reroute="none", moves=("repartition",), score="first", restarts=True, loses_work=True),
-    Rules(name="oobleck", family="staggered", reroute="none", moves=("templates",), score="first"),
-    Rules(name="plain-reroute", family="staggered", reroute="grid", moves=("heal", "grow")),
-    Rules(name="recycle", family="staggered", reroute="grid", moves=("normalize", "heal", "grow"), knows_gap=True),
-    Rules(name="chameleon", family="staggered", reroute="grid", moves=("repartition",), score="equation 8", knows_gap=True),
-    Rules(name="torchft", family="staggered", reroute="drop", moves=("grow",), ways=("behind", "blocking"), score="first"),
-    Rules(name="bamboo", family="fused", reroute="shadow", moves=("heal", "grid"), restarts=True, knows_gap=True),
-    Rules(name="varuna", family="fused", reroute="none", moves=("morph",), score="first", restarts=True, loses_work=True),
-    Rules(name="parcae", family="staggered", reroute="drop", moves=("heal", "grid", "morph"), score="liveput", knows_gap=True),
-    Rules(name="free", family="staggered", reroute="any", moves=_OURS, score="fastest"),
-    Rules(name="oobleck-published", family="fused", reroute="none", moves=("templates",), score="first"),
-    Rules(name="reroute-published", family="fused", reroute="grid", moves=("heal", "grow")),
-    Rules(
-        name="chameleon-published", family="fused", reroute="grid", moves=("repartition",), score="equation 8", knows_gap=True,
-    ),
-)
-
-PUBLISHED = frozenset({"bamboo", "varuna", "oobleck-published", "reroute-published", "chameleon-published"})
-"""These keep the schedules that their authors describe."""
-
-SINGLES = ("reroute", "normalize", "repartition", "two-phase", "shrink", "spare", "redundant", "restore")
-"""What ``auto`` chooses among, each alone: regret is against the best of them in hindsight."""

@@ -104,7 +104,7 @@ class Times:
     _seconds: list[_Array] = field(init=False)
     _ends: list[NDArray[np.intp]] = field(init=False)
     _best: dict[int, Best | None] = field(init=False, default_factory=dict)
-    _known: dict[object, float] = field(init=False, default_factory=dict)
+    known: dict[object, float] = field(init=False, default_factory=dict)
     remembered: dict[object, tuple[Bounds, ...] | None] = field(init=False, default_factory=dict)
     """What policies have worked out from these times."""
 
@@ -137,12 +137,12 @@ class Times:
         if not counts or min(counts) < 1:
             return math.inf
         key = tuple(sorted(counts.items()))
-        if key not in self._known:
-            self._known[key] = self._least(
+        if key not in self.known:
+            self.known[key] = self._least(
                 lambda step_s: sum(count * self._capacity(length, step_s) for length, count in counts.items())
                 >= self.job.num_micro_batches, sorted(counts),
             )
-        return self._known[key]
+        return self.known[key]
 
     def best(self, num_nodes: int) -> Best | None:
         """The fastest pipelines of at most ``num_nodes`` nodes; None: too few. Exact, by knapsack on capacities."""
@@ -187,9 +187,9 @@ class Times:
         if max(holes) >= num_pipelines:
             return math.inf
         key = (bounds, num_pipelines, *holes)
-        if key not in self._known:
-            self._known[key] = self._grid_s(bounds, num_pipelines, holes)
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = self._grid_s(bounds, num_pipelines, holes)
+        return self.known[key]
 
     def _grid_s(self, bounds: Bounds, num_pipelines: int, holes: Sequence[int]) -> float:
         stages = [self._before_s[end] - self._before_s[first] for first, end in bounds]
@@ -210,9 +210,9 @@ class Times:
         that a schedule may miss by some percent.
         """
         key = ("rerouted", *sorted(Counter(places).items()))
-        if key not in self._known:
-            self._known[key] = self._rerouted_s(Counter(places)) * (1 + self.slack)
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = self._rerouted_s(Counter(places)) * (1 + self.slack)
+        return self.known[key]
 
     def _rerouted_s(self, places: Counter[tuple[int, int]]) -> float:
         groups = [(end, first, count, self._head_s(first, end)) for (first, end), count in sorted(places.items())]
@@ -328,7 +328,8 @@ class Times:
         sizes = held[None, :] - held[:-1, None]
         fullest = max(held[end] - held[first] for first, end in self.grid_bounds())
         first, end = np.arange(self.job.num_layers)[:, None], np.arange(self.job.num_layers + 1)[None, :]
-        return (sizes > fullest) | (first >= end)
+        forbidden: NDArray[np.bool_] = (sizes > fullest) | (first >= end)
+        return forbidden
 
     def grid_bounds(self) -> Bounds:
         """The layers of each stage of the grid: as even as whole layers allow by their work, larger stages first."""

@@ -17,14 +17,15 @@ from typing import Protocol
 
 from everstep.planner import objective
 from everstep.simulator.study.layout import Layout
-from everstep.simulator.study.policies import Costs, Option, Rules, Situation
+from everstep.simulator.study.policies import Option, Situation
+from everstep.simulator.study.rules import Costs, Rules, move_kind
 from everstep.trace import Change, Trace
 
 PRIOR_GAP_S = 600.0
 """What a planner expects before anything has happened."""
 
-_MEASURED_STEPS = 1.0
-"""So many steps on a layout tell its true time."""
+_SURPRISE = 0.05
+"""A step that is longer or shorter than predicted by more than this share is reason to choose again."""
 
 
 class Player(Protocol):
@@ -56,6 +57,11 @@ class Taken:
     way: str
     step_s: float
 
+    @property
+    def words(self) -> str:
+        """``repartition behind``; ways that say nothing are left out."""
+        return f"{self.policy} {self.way}" if self.way in ("blocking", "behind") else self.policy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -70,6 +76,8 @@ class Outcome:
     whole_samples: float
     """What the living nodes would have done at the pace of the grid without failure, each its share: FSE is against it."""
     decisions: tuple[Taken, ...]
+    progress: tuple[tuple[float, float], ...]
+    """Seconds, and samples until then, at every change and at the end."""
 
     @property
     def goodput(self) -> float:
@@ -160,6 +168,8 @@ class _Run:
         started = self.policy.start(self.nodes_at_start)
         self.is_down = started is None
         self.layout = Layout((), self.nodes_at_start) if started is None else started
+        if started is not None:
+            self.records.saw(f"step {kind(started)}")      # what ran before the trace begins
 
     def step_s(self, layout: Layout) -> float:
         predicted_s = self.policy.step_s(layout)
@@ -171,7 +181,7 @@ class _Run:
         """Train and move until ``end_s``; what would be through at that moment exactly is not."""
         while self.pending is not None:
             option = self.pending
-            true = self.truth.factor(f"move {option.policy}") if option.way in ("blocking", "behind") else 1.0
+            true = self.truth.factor(f"move {move_kind(option.policy)}") if option.way in ("blocking", "behind") else 1.0
             copy_s = option.copy_s * true
             stall_s = option.stall_s * (true if option.way == "blocking" else 1.0)
             if option.way == "behind":
@@ -181,14 +191,26 @@ class _Run:
                 return
             self._stand(self.began_s + copy_s + stall_s)
             self._through(option)
+        if self.policy.rules.rethinks:
+            self._look(end_s)
+        if self.pending is not None:
+            self.until(end_s)
         self._train(end_s)
+
+    def _look(self, end_s: float) -> None:
+        """After the first step on a kind of layout never run before: was it as predicted? If not, choose again."""
+        step_s = math.inf if self.is_down else self.step_s(self.layout)
+        what = f"step {kind(self.layout)}"
+        if what not in self.records.seen and self.now_s + step_s < end_s:
+            assumed = self.records.step_ratio(self.layout)
+            self._train(self.now_s + step_s)
+            if abs(self.records.step_ratio(self.layout) / assumed - 1) > _SURPRISE:
+                self._decide(Change(at_s=self.now_s), progress_of=None)
 
     def _through(self, option: Option) -> None:
         self.layout, self.is_down, self.pending = option.target, False, None
         if option.way != "restore":
-            self.records.saw(f"move {option.policy}")
-        if self.policy.rules.again:
-            self._decide(Change(at_s=self.now_s), progress_of=None)
+            self.records.saw(f"move {move_kind(option.policy)}")
 
     def _train(self, end_s: float) -> None:
         """At the pace of the layout, a checkpoint every so often."""
@@ -197,7 +219,7 @@ class _Run:
             self._stand(end_s)
             return
         left_s = max(0.0, end_s - self.now_s)
-        if left_s >= _MEASURED_STEPS * step_s:
+        if left_s >= step_s * (1 - 1e-9):
             self.records.saw(f"step {kind(self.layout)}")
         rate = self.policy.batch / step_s
         steps = self.costs.checkpoint_every_steps
@@ -278,9 +300,11 @@ def play(
     )
     rate_of_a_node = policy.pace_of_a_node(trace.most_nodes if num_nodes is None else num_nodes)
     alive = len(trace.nodes)
+    progress = [(0.0, 0.0)]
     for change in trace.changes:
         run.count(alive, change.at_s, rate_of_a_node)
         run.until(change.at_s)
+        progress.append((change.at_s, run.samples))
         run.change(change)
         alive += len(change.joined) - len(change.lost)
     run.count(alive, trace.end_s, rate_of_a_node)
@@ -288,4 +312,5 @@ def play(
     return Outcome(
         samples=run.samples, elapsed_s=trace.end_s, stall_s=run.stall_s, lost_samples=run.lost_samples,
         whole_samples=run.whole_samples, decisions=tuple(run.taken),
+        progress=(*progress, (trace.end_s, run.samples)),
     )

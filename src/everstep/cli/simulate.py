@@ -1,0 +1,166 @@
+"""``everstep simulate``: recovery policies against a trace of failures, on pretend time."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from everstep.catalog import files
+from everstep.catalog.trace_files import SHIPPED, load_trace
+from everstep.cli import output
+from everstep.errors import ConfigError
+from everstep.quantities import human_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from everstep.simulator.study.compare import Report
+    from everstep.simulator.study.hazards import Hazard
+    from everstep.simulator.study.rules import Rules
+    from everstep.simulator.study.times import Family
+    from everstep.trace import Trace
+
+
+class GapModel(StrEnum):
+    """How policies come by the expected time to the next change."""
+
+    OWN = "own"
+    HISTORY = "history"
+    KNOWN = "known"
+
+
+class Schedules(StrEnum):
+    """The family of schedules of all policies but those that are published with another."""
+
+    FUSED = "fused"
+    SPLIT = "split"
+    STAGGERED = "staggered"
+
+
+def command(
+    trace: Annotated[str, typer.Option(help="A file, a shipped trace such as p3, or a hazard: exponential, bursty, lemons.")],
+    cluster: Annotated[str, typer.Option(help="A TOML file, or a shipped one by name, such as cluster-32.")],
+    workload: Annotated[str, typer.Option(help="A TOML file, or a shipped one by name, such as workload-gpt-124m.")],
+    policy: Annotated[str, typer.Option(metavar="P[,P]", help="Which policies, or all.")] = "auto",
+    gap_model: Annotated[GapModel, typer.Option(
+        help="Expected time to the next change: each policy's own way, all from history, or all told the mean.",
+    )] = GapModel.OWN,
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of a hazard, or orders of the first nodes of a trace.")] = 1,
+    gap: Annotated[str, typer.Option(metavar="DURATION", help="Mean time between the losses of a hazard.")] = "10m",
+    losses: Annotated[int, typer.Option(min=1, help="Losses of a hazard.")] = 10,
+    move: Annotated[str | None, typer.Option(
+        metavar="DURATION", help="Time to move the state of a re-partition; from bytes and links if left out.",
+    )] = None,
+    stages: Annotated[int | None, typer.Option(min=1, help="Stages of the grid; the fastest that fits if left out.")] = None,
+    schedules: Annotated[Schedules, typer.Option(help="Family of schedules.")] = Schedules.STAGGERED,
+    png: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
+    as_json: output.AsJson = False,
+) -> None:
+    """Play recovery policies against a trace of failures, and compare what each would have trained."""
+    # Imported here: they bring NumPy and SciPy, and no other command needs them.
+    from everstep.simulator.study import picture
+    from everstep.simulator.study.compare import all_times, compare, job_of, move_seconds, singles_of
+    from everstep.simulator.study.rules import Costs
+
+    gap_s, wanted_move_s = _seconds("--gap", gap), None if move is None else _seconds("--move", move)
+    hardware, job_file = files.load_cluster(cluster), files.load_workload(workload)
+    family: Family = schedules.value
+    chosen = _rules(policy, family)
+    job = job_of(hardware, job_file, stages)
+    times = all_times(job)
+    traces = _traces(trace, len(hardware.nodes), times[family].shortest, seeds, gap_s, losses)
+    move_s = move_seconds(job, hardware, job_file) if wanted_move_s is None else wanted_move_s
+    knows = {GapModel.OWN: None, GapModel.HISTORY: False, GapModel.KNOWN: True}[gap_model]
+    if knows is not None:
+        chosen = [replace(each, knows_gap=knows) for each in chosen]
+    report = compare(
+        traces, chosen, times, Costs(move_s=move_s), singles=singles_of(family, knows), num_nodes=len(hardware.nodes),
+        gap_s=gap_s if trace not in SHIPPED and not _is_file(trace) else None,
+    )
+    if png is not None:
+        shown = [each.name for each in chosen]
+        picture.draw(replace(
+            report, rows={name: report.rows[name] for name in shown},
+            outcomes={name: report.outcomes[name] for name in shown},
+        ), traces, png)
+    if as_json:
+        output.show(to_json(report, [each.name for each in chosen]))
+    else:
+        depth = "1 stage" if job.num_stages == 1 else f"{job.num_stages} stages"
+        grid = f"grid of {depth}, {schedules.value} schedules, a move takes {human_seconds(move_s)}"
+        output.say(text(report, [each.name for each in chosen], traces, grid))
+
+
+def to_json(report: Report, shown: Sequence[str]) -> dict[str, Any]:
+    """By policy, averages over seeds; ``decisions`` counts what was chosen, over all seeds together."""
+    return {
+        name: {
+            key: getattr(report.rows[name], key) for key in ("samples", "goodput", "fse", "stall_s", "regret", "decisions")
+        }
+        for name in shown
+    }
+
+
+def text(report: Report, shown: Sequence[str], traces: Sequence[Trace], grid: str) -> str:
+    """What was played, and a line a policy, the most samples first."""
+    one = traces[0]
+    head = (
+        f"{one.name}: {len(one.nodes)} nodes, {one.num_losses} losses, {one.num_joins} joins in {human_seconds(one.end_s)}"
+        f"{f' (first of {len(traces)} seeds)' if len(traces) > 1 else ''}\n{grid}"
+    )
+    rows = [("policy", "samples", "samples/s", "FSE", "stall", "regret", "decisions")]
+    for name in sorted(shown, key=lambda each: -report.rows[each].samples):
+        row = report.rows[name]
+        most = ", ".join(f"{count} {what}" for what, count in list(row.decisions.items())[:3])
+        rows.append((
+            name, f"{row.samples:,.0f}", f"{row.goodput:.2f}", f"{row.fse:.3f}", human_seconds(row.stall_s),
+            f"{row.regret * 100:+.1f} %", most,
+        ))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([head, "", *lines, "", "regret: against the best single policy in hindsight; below 0: better than that"])
+
+
+def _rules(names: str, family: Family) -> list[Rules]:
+    from everstep.simulator.study.rules import RULES, named
+
+    wanted = list(RULES) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in RULES:
+            near = difflib.get_close_matches(name, list(RULES), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(RULES)}"
+            raise ConfigError(f"--policy: no policy {name!r}{hint}")
+    if not wanted:
+        raise ConfigError("--policy: want at least one policy")
+    return [named(name, family) for name in dict.fromkeys(wanted)]
+
+
+def _traces(name: str, num_nodes: int, fewest: int, seeds: int, gap_s: float, losses: int) -> list[Trace]:
+    from everstep.simulator.study.compare import placed_anew
+    from everstep.simulator.study.hazards import HAZARDS, draw
+
+    try:
+        if name in HAZARDS and not _is_file(name):
+            hazard = cast("Hazard", name)
+            return [
+                draw(hazard, num_nodes=num_nodes, num_losses=losses, gap_s=gap_s, seed=seed) for seed in range(seeds)
+            ]
+        recorded = load_trace(name).folded(num_nodes).beginning_with(min(num_nodes, fewest))
+    except ValueError as error:
+        raise ConfigError(f"--trace {name}: {error}") from error
+    return [placed_anew(recorded, seed) for seed in range(seeds)]
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).is_file()
+
+
+def _seconds(option: str, value: str) -> float:
+    try:
+        return parse_seconds(value)
+    except ValueError as error:
+        raise ConfigError(f"{option} {value}: {error}") from error

@@ -1,0 +1,77 @@
+"""``everstep simulate`` plays policies against a trace and prints what came of it."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.unit.cli.calling import Caller
+
+SMALL = ("simulate", "--cluster", "cluster-8", "--workload", "workload-tiny-gpt", "--trace")
+HAND = "0,add,a\n0,add,b\n0,add,c\n0,add,d\n60000,remove,b\n120000,add,e\n"
+
+
+def test_the_answer_as_json_has_exactly_the_keys_that_are_promised(call: Caller):
+    said = msgspec.json.decode(call(*SMALL, "exponential", "--losses", 3, "--policy", "auto,recycle", "--json").out)
+    assert list(said) == ["auto", "recycle"]
+    assert {frozenset(row) for row in said.values()} == {
+        frozenset({"samples", "goodput", "fse", "stall_s", "regret", "decisions"}),
+    }
+    assert sum(said["auto"]["decisions"].values()) == 3
+    assert 0 < said["auto"]["fse"] < 1.2
+
+
+def test_the_same_question_has_the_same_answer_and_other_seeds_are_other_draws(call: Caller):
+    one, again, more = (call(*SMALL, "bursty", "--losses", 3, "--seeds", seeds, "--json").out for seeds in (1, 1, 3))
+    assert one == again != more
+
+
+def test_in_words_the_best_policy_is_on_top(call: Caller):
+    out = call(*SMALL, "exponential", "--losses", 4, "--gap", "1m", "--move", "5s", "--policy", "restore,auto").out
+    assert "8 nodes, 4 losses, 0 joins" in out
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("auto", "restore"))] == ["auto", "restore"]
+
+
+def test_a_trace_of_ones_own_is_played_and_drawn(call: Caller):
+    Path("mine.csv").write_text(HAND)
+    answer = call(*SMALL, "mine.csv", "--stages", 2, "--png", "out/mine.png")
+    assert "mine: 4 nodes, 1 losses, 1 joins" in answer.out
+    assert Path("out/mine.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_policies_know_of_the_gap_can_be_set_for_all(call: Caller):
+    told, guessed = (
+        msgspec.json.decode(call(
+            *SMALL, "exponential", "--losses", 5, "--gap", "20s", "--move", "30s", "--gap-model", model, "--policy", "auto",
+            "--stages", 2, "--json",
+        ).out)["auto"] for model in ("known", "history")
+    )
+    assert told != guessed
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (("p4",), "no trace 'p4'"),
+    (("exponential", "--policy", "rerout"), "did you mean reroute?"),
+    (("exponential", "--gap", "1x"), "--gap 1x: not a duration"),
+    (("exponential", "--move", "soon"), "--move soon: not a duration"),
+    (("exponential", "--losses", 9), "9 losses leave nobody of 8 nodes"),
+    (("exponential", "--policy", ","), "want at least one policy"),
+])
+def test_a_mistake_is_one_line(call: Caller, arguments: tuple[object, ...], complaint: str):
+    answer = call(*SMALL, *arguments)
+    assert answer.code == 2
+    assert complaint in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_wrong_trace_is_named_by_line(call: Caller):
+    Path("bad.csv").write_text(HAND.replace("60000,remove,b", "60000,remove,z"))
+    answer = call(*SMALL, "bad.csv")
+    assert (answer.code, "bad.csv, line 5: 'z' is removed, but no such node is there" in answer.err) == (2, True)
+
+
+def test_a_grid_that_does_not_fit_says_what_it_would_need(call: Caller):
+    answer = call("simulate", "--cluster", "cluster-8", "--workload", "workload-gpt-124m", "--trace", "exponential")
+    assert answer.code == 1
+    assert "a stage needs" in answer.err
