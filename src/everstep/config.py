@@ -178,6 +178,17 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys with values as ``--set`` takes them: ``{"planner.policy": "reroute"}``."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = str(value).lower() if isinstance(value, bool) else value
+    return found
+
+
 def _literal(value: str) -> Any:
     try:
         return tomllib.loads(f"value = {value}")["value"]

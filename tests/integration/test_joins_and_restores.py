@@ -34,7 +34,7 @@ def test_a_spare_takes_the_lost_place(reference: Reference, tmp_path: Path) -> N
 
 def test_a_fresh_process_joins_at_a_step_boundary_and_is_placed(reference: Reference, tmp_path: Path) -> None:
     run = train(
-        tmp_path, "small.py", "--steps", str(STEPS), "--pace", "0.1", workers=4,
+        tmp_path / "run", "small.py", "--steps", str(STEPS), "--pace", "0.1", "--rally", f"{tmp_path}:5", workers=4,
         kills=("worker=1,step=2,phase=backward",), settings={"respawn": True, "planner": {"policy": "repartition"}},
     )
     assert run.outcome.exit_code == 0, run.outcome

@@ -94,7 +94,9 @@ class Job:
         if until < 0:
             raise ConfigError(f"steps: until must not be negative, got {until}")
         CONTEXT.opened = True
-        session = self._session = (CONTEXT.open or LocalSession)(self._declaration)
+        if self._session is None or CONTEXT.open is not None:
+            self._session = (CONTEXT.open or LocalSession)(self._declaration)
+        session = self._session
         try:
             while (position := session.position(until)) is not None:
                 step = Step(session, position)
@@ -111,8 +113,11 @@ class Job:
 
     @property
     def is_reporter(self) -> bool:
-        """True on one worker: what happens once, such as printing, goes under it. Another takes over if it dies."""
-        return self._session is None or self._session.is_reporter
+        """True on one worker: what happens once, such as printing, goes under it. Another takes over if it dies.
+
+        Under ``everstep run`` False until the first step is handed out: before, nobody knows who is in.
+        """
+        return CONTEXT.open is None if self._session is None else self._session.is_reporter
 
     @property
     def layout(self) -> Plan | None:

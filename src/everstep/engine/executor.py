@@ -7,6 +7,7 @@ kept until a plan says whether the union is handed on or the step is redone.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from everstep.engine.samples import Samples, inputs_of
 from everstep.engine.stage import Loss, Stage
 from everstep.engine.state import HeldState
 from everstep.engine.values import take_apart
-from everstep.errors import EngineError
+from everstep.errors import EngineError, UserCodeError
 from everstep.plan import Plan
 from everstep.protocol.commit import Committed as ExchangeDone
 from everstep.protocol.commit import Exchange, Send, clip_factor, count, mean_loss
@@ -90,6 +91,7 @@ class Executor:
         self.view = View(0, ())
         self.current: Attempt | None = None
         self._flags: frozenset[str] = frozenset()
+        self._flags_lock = threading.Lock()  # raised by the control thread, taken back by the main thread
         self._update_times: dict[str, float] = {}
 
     def follow(self, plan: Plan, order: Order, view: View) -> None:
@@ -98,11 +100,13 @@ class Executor:
 
     def raise_flag(self, flag: str) -> None:
         """Put ``flag`` into the prepared records from now on, until a union has it. May be called from another thread."""
-        self._flags = self._flags | {flag}
+        with self._flags_lock:
+            self._flags = self._flags | {flag}
 
     def lower_flag(self, flag: str) -> None:
         """Take back a flag that no union has had yet."""
-        self._flags = self._flags - {flag}
+        with self._flags_lock:
+            self._flags = self._flags - {flag}
 
     def run(self, step: int, attempt: int) -> Union:
         """One attempt of ``step``, up to and with its application.
@@ -276,17 +280,24 @@ class Executor:
 
         Raises:
             EngineError: the sums of that step are not here.
+            UserCodeError: the losses of the step count nothing to divide by.
         """
         current = self.current
         if current is None or not current.prepared or (current.step, current.attempt) != (union.step, union.attempt):
             raise EngineError(f"asked to apply step {union.step}, attempt {union.attempt}, without its sums")
+        total = count(union)
+        if not total > 0:
+            raise UserCodeError(
+                f"the losses of step {union.step} count {total:g} in all: loss must return (sum, count) with a count "
+                "above 0 in some micro-batch of every step", step=union.step,
+            )
         self._ledger.write(Committed(
             node=self._node, view=union.view, step=union.step, attempt=union.attempt, loss=mean_loss(union),
         ))
-        total = count(union)
         scale = clip_factor(union, self._spec.clip_norm, total) / total
         factor = self._spec.rate(union.step)
-        self._flags = self._flags - set(union.flags)
+        with self._flags_lock:
+            self._flags = self._flags - set(union.flags)
         self._update_times = {}
         for name, unit in self.held.units.items():
             began_s = time.thread_time()

@@ -60,8 +60,9 @@ class Post(Protocol):
 class Mailbox:
     """Parcels that have arrived, by key. One thread waits; any number deliver."""
 
-    def __init__(self, receive_within_s: float = 300.0) -> None:
-        """``receive_within_s``: the deadline of a single wait. Recovery never relies on it: an abort comes first."""
+    def __init__(self, receive_within_s: float | None = None) -> None:
+        """``receive_within_s``: the deadline of a single wait. Under an agent there is none: a death is followed by an abort,
+        and a peer whose script takes its time between two steps is waited for."""
         self._condition = threading.Condition()
         self._parcels: dict[Key, Parcel] = {}
         self._view = 0
@@ -92,15 +93,15 @@ class Mailbox:
             InterruptedByView: a newer view was adopted.
             PeerLost: nothing came within the deadline; names the peer, the operation, step, micro-batch and view.
         """
-        deadline_s = time.monotonic() + self._receive_within_s
+        deadline_s = None if self._receive_within_s is None else time.monotonic() + self._receive_within_s
         with self._condition:
             while True:
                 if key.view < self._view:
                     raise InterruptedByView(self._view)
                 if key in self._parcels:
                     return self._parcels.pop(key)
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
                     raise PeerLost(
                         peers=[key.source], operation=operation, view=key.view, step=key.step,
                         micro_batch=key.micro_batch if key.kind in ("activation", "gradient") else None,
@@ -109,7 +110,7 @@ class Mailbox:
 
     def receive_any(self, keys: frozenset[Key], operation: str) -> Parcel:
         """Wait for whichever parcel of ``keys`` comes first. Raises as ``receive``."""
-        deadline_s = time.monotonic() + self._receive_within_s
+        deadline_s = None if self._receive_within_s is None else time.monotonic() + self._receive_within_s
         with self._condition:
             while True:
                 view = min(key.view for key in keys)
@@ -118,8 +119,8 @@ class Mailbox:
                 for key in keys:
                     if key in self._parcels:
                         return self._parcels.pop(key)
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
                     first = min(keys)
                     raise PeerLost(
                         peers=sorted({key.source for key in keys}), operation=operation, view=view, step=first.step,

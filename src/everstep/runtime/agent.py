@@ -7,9 +7,11 @@ carried out here. Planning happens here too, never in a worker. The agent never 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import selectors
+import shlex
 import signal
 import socket
 import time
@@ -20,10 +22,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from everstep.config import DetectorConfig, RunConfig, from_mapping
-from everstep.controller import ClusterFacts, Controller
+from everstep.config import DetectorConfig, RunConfig, flat, from_mapping
+from everstep.controller import INITIAL, ClusterFacts, Controller
 from everstep.decision import Decision
-from everstep.errors import CheckpointError, InfeasibleError, RemoteProtocolError
+from everstep.errors import CheckpointError, ConfigError, InfeasibleError, RemoteProtocolError
 from everstep.planner.measure import from_bytes
 from everstep.planner.policy import CheckpointInfo
 from everstep.protocol import leader as lead
@@ -44,6 +46,7 @@ from everstep.records import (
 )
 from everstep.runtime import checkpoints
 from everstep.runtime.control import (
+    MAX_FRAME_BYTES,
     Beat,
     Carried,
     Declared,
@@ -55,6 +58,7 @@ from everstep.runtime.control import (
     Proceed,
     Quit,
     Saved,
+    SaveFailed,
     StepDone,
     ToWorker,
     Welcome,
@@ -74,6 +78,15 @@ STOP_WITHIN_S = 30.0
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, an order to end, a terminal that closed: the run ends after the step, with a checkpoint."""
+
+START_WITHIN_S = 60.0
+"""How long a worker may be silent until it has declared its job. Starting is slow, and loading may hold up its heartbeat."""
+
+LEFT_ALONE_AFTER_S = 300.0
+"""How long a worker that left the script's loop early waits for the others to leave it too, before it counts as lost."""
+
+OVERSLEPT_S = 1.0
+"""A pass of the loop that takes so much longer than it meant to says that this process itself stood still."""
 
 STUCK_GRACE_S = 0.1
 """How long a lost link may turn out to be a death. On one host a death is known in milliseconds."""
@@ -113,9 +126,28 @@ def run(request: RunRequest) -> RunOutcome:
     Raises:
         ConfigError: the request itself cannot be carried out.
     """
-    request.directory.mkdir(parents=True, exist_ok=True)
-    with LocalStore(request.directory / "store.sqlite") as store, Agent(request, store) as agent:
+    directory = request.directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be the folder of a run: {error.strerror}") from error
+    with _alone_in(directory), LocalStore(directory / "store.sqlite") as store, Agent(request, store) as agent:
         return agent.work()
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Two agents in one folder would write over one another's records. The lock goes with the process that holds it."""
+    with (directory / "agent.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ConfigError(f"{directory}: is being run by process {file.read() or '?'}; name another folder") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 @dataclass
@@ -131,6 +163,10 @@ class Worker:
     declared: bool = False
     finished: Finished | None = None
     phase: str = "start"
+    heard_s: float = 0.0
+    """When it last said anything; at first, when it was started."""
+    left_s: float | None = None
+    """When it left the script's loop before the end of the run."""
 
     @property
     def place(self) -> int:
@@ -148,6 +184,7 @@ class Agent:
         self._token = secrets.token_hex(16)
         self._workers: dict[NodeId, Worker] = {}
         self._by_connection: dict[socket.socket, Worker] = {}
+        self._strangers: set[socket.socket] = set()
         self._clock_start_s = time.monotonic()
         self._records: BinaryIO | None = None
         self._outcome: RunOutcome | None = None
@@ -163,6 +200,7 @@ class Agent:
         self._resumed_from: checkpoints.Checkpoint | None = None
         self._checkpoints = request.directory / "checkpoints"
         self._passed_over: set[str] = set()
+        self._useless: set[str] = set()
 
     # Set up and tear down
 
@@ -186,7 +224,7 @@ class Agent:
         signal.set_wakeup_fd(self._old_wakeup)
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-        for connection in (*self._by_connection, self._listener, self._wake_read, self._wake_write):
+        for connection in (*self._by_connection, *self._strangers, self._listener, self._wake_read, self._wake_write):
             connection.close()
         self._selector.close()
         if self._records is not None:
@@ -200,23 +238,26 @@ class Agent:
     def work(self) -> RunOutcome:
         """Run to the end."""
         request = self._request
-        holder = f"agent {os.getpid()}"
-        self._lease = self._store.take_lease(holder)
+        if request.resume:
+            self._find_checkpoint()
+        self._lease = self._store.take_lease(f"agent {os.getpid()}")
         current = self._store.current()
         num_places = request.workers + request.spares
         self._leader = lead.Leader(
             token=self._lease, num_members=num_places, newest_view=current.number if current else 0,
             stuck_grace_s=STUCK_GRACE_S,
         )
-        if request.resume:
-            self._find_checkpoint()
         self._injector = Injector(request.kills, seed=len(request.kills))
         self._tracker = EventTracker(self._record)
         for place in range(num_places):
             self._start(place)
         while self._outcome is None or self._workers:
-            for key, _ in self._selector.select(self._wait_s()):
+            wait_s = self._wait_s()
+            before_s = self._now_s()
+            for key, _ in self._selector.select(wait_s):
                 key.data(key.fileobj)
+            if self._now_s() - before_s > wait_s + OVERSLEPT_S:
+                self._forgive_silence()
             self._check_deadlines()
         if self._last_record is not None:  # after what workers said while they ended, such as that a checkpoint is written
             self._record(msgspec.structs.replace(self._last_record, time_s=self._now_s()))
@@ -231,6 +272,16 @@ class Agent:
         waits = [max(0.0, deadline_s - now_s) for deadline_s in deadlines if deadline_s is not None]
         return min([1.0, *waits])
 
+    def _forgive_silence(self) -> None:
+        """This process itself was stopped, or busy for long: silence in that time says nothing about workers."""
+        for worker in self._workers.values():
+            self._hear(worker)
+
+    def _hear(self, worker: Worker) -> None:
+        worker.heard_s = self._now_s()
+        if self._detector and worker.declared:
+            self._detector.heard(worker.node, worker.heard_s)
+
     def _check_deadlines(self) -> None:
         now_s = self._now_s()
         deadline_s = self._leader.next_deadline_s()
@@ -242,6 +293,11 @@ class Agent:
                 self._tracker.suspected(node, now_s)
                 self._workers[node].process.kill()
             self._detector.forget(node) if self._detector else None
+        for worker in self._workers.values():
+            never_started = not worker.declared and now_s - worker.heard_s > START_WITHIN_S
+            left_alone = worker.left_s is not None and now_s - worker.left_s > LEFT_ALONE_AFTER_S
+            if never_started or left_alone:
+                worker.process.kill()
         if self._injector.next_deadline_s() is not None:
             self._inject(self._injector.due(now_s, self._living()), None)
         if self._stop_deadline_s is not None and now_s >= self._stop_deadline_s:
@@ -264,7 +320,7 @@ class Agent:
             script=str(self._request.script), arguments=self._request.arguments,
             log=str(self._request.directory / "logs" / f"{node}.txt"),
         )
-        worker = Worker(self._processes.start(order, place), node)
+        worker = Worker(self._processes.start(order, place), node, heard_s=self._now_s())
         self._workers[node] = worker
         self._selector.register(worker.process.pidfd, selectors.EVENT_READ, lambda _: self._ended(worker))
 
@@ -279,12 +335,14 @@ class Agent:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         frames = frames_from_worker()
+        self._strangers.add(connection)
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._greet(connection, frames))
 
     def _greet(self, connection: socket.socket, frames: Frames) -> None:
         """The first message of a connection must be a hello with the run's token; anything else is hung up on."""
         try:
-            messages = list(frames.feed(connection.recv(1 << 16)))
+            data = connection.recv(1 << 16)
+            messages = list(frames.feed(data)) if data else [None]
         except BlockingIOError:
             return
         except (OSError, RemoteProtocolError):
@@ -293,11 +351,16 @@ class Agent:
             return
         hello, *rest = messages
         self._selector.unregister(connection)
-        known = isinstance(hello, Hello) and secrets.compare_digest(hello.token, self._token)
-        if not known or hello.node not in self._workers:
+        self._strangers.discard(connection)
+        if not isinstance(hello, Hello) or not self._is_ours(hello):
             connection.close()
             return
+        frames.limit_bytes = MAX_FRAME_BYTES
         worker = self._workers[hello.node]
+        if self._outcome is not None:  # the run ended while this one was starting
+            connection.close()
+            worker.process.kill()
+            return
         worker.connection, worker.frames, worker.address = connection, frames, hello.address
         self._by_connection[connection] = worker
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read(worker))
@@ -307,6 +370,9 @@ class Agent:
         ))
         for message in rest:
             self._heard(worker, message)
+
+    def _is_ours(self, hello: Hello) -> bool:
+        return secrets.compare_digest(hello.token.encode(), self._token.encode()) and hello.node in self._workers
 
     def _read(self, worker: Worker) -> None:
         assert worker.connection is not None, "read after the greeting"
@@ -370,7 +436,8 @@ class Agent:
             return
         self._tracker.lost(worker.node, worker.phase, self._now_s())
         self._handle(lead.NodeLost(worker.node, how))
-        if self._outcome is None and self._config.respawn and worker.declared and self._respawns_left(worker.place):
+        may_replace = self._outcome is None and self._config.respawn and self._leader.view is not None
+        if may_replace and self._respawns_left(worker.place):
             self._start(worker.place)
 
     def _respawns_left(self, place: int) -> bool:
@@ -390,8 +457,7 @@ class Agent:
 
     def _heard(self, worker: Worker, message: Any) -> None:
         now_s = self._now_s()
-        if self._detector and worker.declared:
-            self._detector.heard(worker.node, now_s)
+        self._hear(worker)
         match message:
             case Carried(data):
                 self._reported(worker, data)
@@ -410,9 +476,14 @@ class Agent:
                 self._failed(worker, message)
             case Finished():
                 worker.finished = message
+                is_early = self._declared is not None and message.step < self._declared.until and not message.stopped
+                worker.left_s = now_s if is_early else None
                 self._end_if_all_finished()
             case Saved(step, view, path):
                 self._record(CheckpointWritten(time_s=now_s, step=step, view=view, path=path))
+            case SaveFailed(step, why):
+                folder = checkpoints.folder_of(self._checkpoints, step, self._leader.view.number if self._leader.view else 0)
+                self._record(CheckpointPassedOver(time_s=now_s, path=str(folder), why=f"worker {worker.place}: {why}"))
 
     def _reported(self, worker: Worker, data: bytes) -> None:
         try:
@@ -439,10 +510,10 @@ class Agent:
                 heartbeat_interval_s=detector.heartbeat_interval_s, suspect_after_s=detector.suspect_after_s,
             ))
             self._started(declared)
-        elif declared.digest != self._declared.digest:
+        elif (declared.digest, declared.until) != (self._declared.digest, self._declared.until):
             self._end("failed", 2, (
-                f"worker {worker.place} declares another job than the others: the script must give the same layers, data and "
-                "seed wherever it runs (a model that is made before the job needs a fixed torch.manual_seed)"
+                f"worker {worker.place} declares another job than the others: the script must give the same layers, data, seed "
+                "and number of steps wherever it runs (a model that is made before the job needs a fixed torch.manual_seed)"
             ))
             self._kill_all()
             return
@@ -479,6 +550,8 @@ class Agent:
         """A bug is not a machine failure: told once, from the worker that had it, and not retried."""
         if self._failure is None:
             self._failure = failed
+            if self._outcome is not None and self._outcome.outcome == "done":
+                self._outcome = None  # trained to the end, but what the script does behind its loop belongs to the run
             where = f"worker {worker.place} ({worker.node})"
             if failed.kind == "config":
                 text = failed.message
@@ -525,27 +598,34 @@ class Agent:
     def _compute(self, wanted: lead.ComputePlan) -> None:
         assert self._controller is not None, "a plan is wanted after workers have declared the job"
         began_s = time.monotonic()
-        order: PlanOrdered | None
-        decision: Decision | None
-        try:
-            if self._controller.plan is None:
-                order, decision = self._controller.start(
-                    wanted.view, self._workload(), self._info(self._resumed_from), token=self._lease,
-                    num_spares=self._request.spares, rollbacks=wanted.rollbacks,
-                )
-                reason = ""
-            else:
-                order, decision, reason = self._controller.answer(
-                    wanted.view, wanted.resolution, wanted.lost, wanted.joined, wanted.cause, self._now_s(), self._lease,
-                    self._newest(), wanted.rollbacks,
-                )
-        except InfeasibleError as error:
-            order, decision, reason = None, None, str(error)
+        before = self._controller.plan
+        order, decision, reason = self._asked(self._controller, wanted)
+        # A checkpoint is read through only when it is to be used: that takes long, and mostly it is not.
+        while order is not None and order.restore is not None and self._is_damaged(order.restore):
+            self._controller.plan = before
+            order, decision, reason = self._asked(self._controller, wanted)
         if decision is not None:
             decide_s = time.monotonic() - began_s
             self._decision = replace(decision, decide_s=decide_s)
             self._tracker.decided(self._decision, decide_s)
         self._handle(lead.PlanAnswered(wanted.view.number, order, reason))
+
+    def _asked(
+        self, controller: Controller, wanted: lead.ComputePlan,
+    ) -> tuple[PlanOrdered | None, Decision | None, str]:
+        try:
+            if controller.plan is None:
+                order, decision = controller.start(
+                    wanted.view, self._workload(), self._info(self._resumed_from), token=self._lease,
+                    num_spares=self._request.spares, rollbacks=wanted.rollbacks,
+                )
+                return order, decision, ""
+            return controller.answer(
+                wanted.view, wanted.resolution, wanted.lost, wanted.joined, wanted.cause, self._now_s(), self._lease,
+                self._newest(), wanted.rollbacks,
+            )
+        except InfeasibleError as error:
+            return None, None, str(error)
 
     def _planned(self, order: PlanOrdered) -> None:
         assert self._decision is not None, "an order comes with its decision"
@@ -587,9 +667,21 @@ class Agent:
         self._pass_over(damaged)
 
     def _newest(self) -> CheckpointInfo | None:
-        found, damaged = checkpoints.newest_usable(self._checkpoints)
-        self._pass_over(damaged)
-        return self._info(found)
+        """The newest checkpoint that is complete, and not known to be damaged."""
+        found = [c for c in checkpoints.complete(self._checkpoints) if str(c.path.resolve()) not in self._useless]
+        return self._info(found[0] if found else None)
+
+    def _is_damaged(self, path: str) -> bool:
+        """Read the checkpoint through; a damaged one is not proposed again."""
+        if path == INITIAL or (self._resumed_from is not None and path == str(self._resumed_from.path.resolve())):
+            return False  # nothing to read, or read through when the run was resumed
+        try:
+            checkpoints.verify(checkpoints.read(Path(path)))
+        except CheckpointError as error:
+            self._useless.add(path)
+            self._pass_over([error])
+            return True
+        return False
 
     def _pass_over(self, damaged: list[CheckpointError]) -> None:
         """Say loudly, once, that a checkpoint is of no use."""
@@ -609,8 +701,12 @@ class Agent:
         if newest is None:
             return f"{reason}; no checkpoint was written"
         request = self._request
-        command = " ".join(["everstep run", "--resume", "--dir", str(request.directory), "--workers", str(request.workers),
-                            str(request.script), *request.arguments])
+        words = ["everstep", "run", "--resume", "--dir", str(request.directory), "--workers", str(request.workers)]
+        words += ["--spares", str(request.spares)] if request.spares else []
+        for key, value in flat(request.settings).items():
+            words += ["--set", f"{key}={value}"]
+        words += [str(request.script), *(["--", *request.arguments] if request.arguments else [])]
+        command = shlex.join(words)
         return f"{reason}; the newest checkpoint is of step {newest.step}; go on from it with: {command}"
 
     # Kills
@@ -664,8 +760,12 @@ class Agent:
             )
 
     def _quit_all(self, reason: str) -> None:
+        is_well = self._outcome is not None and self._outcome.outcome in ("done", "stopped")
         for worker in self._workers.values():
-            self._send(worker, Quit(reason))
+            if worker.declared:
+                self._send(worker, Quit(reason, is_well))
+            else:
+                worker.process.kill()  # nothing that it would miss, and perhaps not even a connection
         # What a script does after its loop may take as long as it likes; after a failure nothing is waited for.
         is_done = self._outcome is not None and self._outcome.outcome == "done"
         self._stop_deadline_s = None if is_done else self._now_s() + STOP_WITHIN_S

@@ -19,6 +19,7 @@ from everstep.quantities import NodeId
 from everstep.workload import Unit
 
 MAX_FRAME_BYTES = 64 * 2**20
+MAX_GREETING_BYTES = 4096
 _LENGTH = struct.Struct("!I")
 
 
@@ -109,7 +110,14 @@ class Saved(msgspec.Struct, frozen=True, tag="saved"):
     path: str
 
 
-FromWorker = Carried | Hello | Declared | Beat | StepDone | InstantReached | Failed | Finished | Saved
+class SaveFailed(msgspec.Struct, frozen=True, tag="save-failed"):
+    """This worker's part of the checkpoint of ``step`` could not be written."""
+
+    step: int
+    why: str
+
+
+FromWorker = Carried | Hello | Declared | Beat | StepDone | InstantReached | Failed | Finished | Saved | SaveFailed
 
 # To a worker.
 
@@ -127,9 +135,10 @@ class Proceed(msgspec.Struct, frozen=True, tag="proceed"):
 
 
 class Quit(msgspec.Struct, frozen=True, tag="quit"):
-    """The run is over."""
+    """The run is over. ``well``: it is done or was stopped in order, so the script goes on behind its loop."""
 
     reason: str
+    well: bool
 
 
 ToWorker = Carried | Welcome | Proceed | Quit
@@ -147,9 +156,10 @@ def framed(message: FromWorker | ToWorker) -> bytes:
 class Frames:
     """Bytes of a stream in, whole messages out."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any], limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
+        self.limit_bytes = limit_bytes
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """The messages that are complete with ``data``.
@@ -160,8 +170,8 @@ class Frames:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME_BYTES:
-                raise RemoteProtocolError(f"expected a message of at most {MAX_FRAME_BYTES} bytes, got {length}")
+            if length > self.limit_bytes:
+                raise RemoteProtocolError(f"expected a message of at most {self.limit_bytes} bytes, got {length}")
             if len(self._buffer) < _LENGTH.size + length:
                 return
             body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
@@ -173,7 +183,8 @@ class Frames:
 
 
 def frames_from_worker() -> Frames:
-    return Frames(_from_worker)
+    """Before the greeting nobody is known, so next to nothing is taken; the reader raises the limit afterwards."""
+    return Frames(_from_worker, MAX_GREETING_BYTES)
 
 
 def frames_to_worker() -> Frames:

@@ -10,7 +10,7 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
@@ -23,7 +23,10 @@ class WorkerProcess:
     def __init__(self, process: BaseProcess, place: int) -> None:
         assert process.pid is not None, "a started process has a pid"
         self._process, self.pid, self.place = process, process.pid, place
-        self.pidfd = os.pidfd_open(process.pid)
+        try:
+            self.pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # it has ended already, and says so through its sentinel
+            self.pidfd = os.dup(process.sentinel)
 
     def kill(self) -> None:
         """SIGKILL through the pidfd, so that it can never reach another process."""
@@ -47,6 +50,7 @@ class WorkerProcess:
 def warm_up() -> None:
     """Start the fork server now, if it does not run yet: it loads torch while the agent loads what it needs itself."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
+    resource_tracker.ensure_running()  # on its own, since starting it would unblock what is blocked below
     with _without_main(), _deaf_to_interrupts():
         forkserver.ensure_running()
 

@@ -23,6 +23,9 @@ from everstep.plan import Plan
 from everstep.quantities import NodeId, UnitName
 from everstep.runtime.checkpoints import Shard, folder_of, manifest_of, prune, shard_file, write_atomically, write_manifest
 
+MOST_WAITING = 1
+"""Copies that wait while another is written: each is as large as this node's state."""
+
 PARTS_WITHIN_S = 60.0
 """How long the reporter waits for other nodes' parts: one that died never writes its own, and the folder stays torn."""
 
@@ -41,19 +44,23 @@ class Saver:
 
     def __init__(
         self, *, node: NodeId, root: Path, digest: str, keep: int, on_saved: Callable[[int, int, Path], None],
+        on_failed: Callable[[int, str], None],
     ) -> None:
         self._node, self._root, self._digest, self._keep, self._on_saved = node, root, digest, keep, on_saved
+        self._on_failed = on_failed
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._current_view = 0
-        self.failure: str | None = None
 
     def adopt(self, view: int) -> None:
         """Parts of older views' nodes are not waited for any more."""
         self._current_view = max(self._current_view, view)
 
     def save(self, step: int, view: int, plan: Plan, held: HeldState, is_reporter: bool) -> None:
-        """Copy what this node has to write and hand it to the thread."""
+        """Copy what this node has to write and hand it to the thread. While two are being written already, there is none."""
+        if self._jobs.qsize() >= MOST_WAITING:
+            self._on_failed(step, f"no checkpoint of step {step}: the disk has not yet taken the ones before")
+            return
         owners = {name: _first_holder(plan, held, name) for name in held.facts.units}
         mine = {name: copied(held.units[name].pack()) for name, owner in owners.items() if owner == self._node}
         writers = frozenset(owners.values()) if is_reporter else frozenset()
@@ -75,8 +82,8 @@ class Saver:
         while (job := self._jobs.get()) is not None:
             try:
                 self._write(job)
-            except OSError as error:  # a full disk must not end training; the run's summary says so
-                self.failure = f"checkpoint of step {job.step}: {error}"
+            except Exception as error:  # a full disk must not end training, nor this thread: the agent is told
+                self._on_failed(job.step, f"the checkpoint of step {job.step} could not be written: {error}")
 
     def _write(self, job: _Job) -> None:
         folder = folder_of(self._root, job.step, job.view)

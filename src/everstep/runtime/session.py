@@ -38,7 +38,7 @@ from everstep.protocol.messages import (
 from everstep.quantities import NodeId, UnitName
 from everstep.records import Committed, Counted, line
 from everstep.runtime import restore
-from everstep.runtime.control import Carried, Declared, Finished, FromWorker, Quit, Saved, StepDone
+from everstep.runtime.control import Carried, Declared, Finished, FromWorker, Quit, Saved, SaveFailed, StepDone
 from everstep.runtime.job import Declaration, Position, StepResult
 from everstep.runtime.local import nan_message
 from everstep.runtime.saver import Saver
@@ -52,7 +52,14 @@ Work = m.Drain | m.ChangeState | m.Resume | m.Halt | Quit
 
 
 class RunOver(BaseException):
-    """The run is over: leaves the script from wherever it is, also through its ``except Exception``."""
+    """The run is over: leaves the script from wherever it is, also through its ``except Exception``.
+
+    ``well``: it is done or was stopped in order; then the loop just ends, and what the script does behind it is done.
+    """
+
+    def __init__(self, reason: str, *, well: bool = False) -> None:
+        super().__init__(reason)
+        self.well = well
 
 
 class NodeLedger:
@@ -88,6 +95,7 @@ class WorkerSession:
         self._saver = Saver(
             node=node, root=directory / "checkpoints", digest=self._digest, keep=declaration.config.checkpoint.keep,
             on_saved=lambda step, view, path: send(Saved(step, view, str(path))),
+            on_failed=lambda step, why: send(SaveFailed(step, why)),
         )
         self._view: View | None = None
         self._plan: Plan | None = None
@@ -95,6 +103,7 @@ class WorkerSession:
         self._attempt = 0
         self._begun = (-1, -1)  # the last step begun, and its try
         self._union: Union | None = None
+        self._result_union: Union | None = None  # of the step that the script waits for, also once the state is restored
         self._valid: set[UnitName] = set()  # units that are whole, at step ``_applied``
         self._rollbacks: tuple[tuple[int, int, int], ...] = ()
         self._orphaned = False
@@ -117,9 +126,11 @@ class WorkerSession:
                     self._finish()
                     continue  # a member was lost while the others finished: there is something to do again
                 return Position(self._applied, self._attempt)
-        except RunOver:
+        except RunOver as over:
             self._is_over = True
-            return None
+            if over.well:
+                return None
+            raise
 
     def run(self, position: Position) -> StepResult:
         began_s = time.monotonic()
@@ -152,7 +163,7 @@ class WorkerSession:
 
     @property
     def is_reporter(self) -> bool:
-        return self._view is None or self._view.nodes[0] == self._node
+        return self._view is not None and self._view.nodes[0] == self._node
 
     def close(self) -> None:
         self._saver.finish(within_s=60.0)
@@ -174,7 +185,7 @@ class WorkerSession:
         return self._applied
 
     def _committed(self, union: Union) -> None:
-        self._union = union
+        self._union = self._result_union = union
         self._applied = union.step + 1
         self._attempt = first_attempt(self._applied, self._rollbacks)
         loss = mean_loss(union)
@@ -200,8 +211,8 @@ class WorkerSession:
             ))
 
     def _result(self, position: Position, began_s: float) -> StepResult:
-        union = self._union
-        assert union is not None and union.step == position.step, "who advances by a step holds its union"
+        union = self._result_union
+        assert union is not None and union.step == position.step, "who advances by a step has held its union"
         return StepResult(
             step=union.step, attempt=union.attempt, loss=mean_loss(union), samples=self._samples_in(union.step),
             seconds=time.monotonic() - began_s,
@@ -255,8 +266,8 @@ class WorkerSession:
                     return
                 case m.Halt(reason):
                     raise RunOver(reason)
-                case Quit(reason):
-                    raise RunOver(reason)
+                case Quit(reason, well):
+                    raise RunOver(reason, well=well)
 
     def _drain(self, view: View) -> None:
         if self._applied >= 0:
@@ -278,6 +289,7 @@ class WorkerSession:
         if change.follow:
             assert order.union is not None, "following means applying the union"
             self._executor.apply(order.union)
+            self._result_union = order.union
         elif change.drop_begun:
             self._executor.give_up()
         if change.discard:
@@ -318,7 +330,6 @@ class WorkerSession:
         self._held.require(self._declaration.facts.units_of(layers))
         self._valid = set(self._held.units)
         self._plan, self._attempt, self._rollbacks = order.plan, order.attempt, order.rollbacks
-        self._executor.lower_flag(CHANGE)  # the leader asks again where it still wants it
         self._executor.follow(order.plan, order_of(order.plan)[self._node], self._view)
         if order.restore is not None:
             self._told = order.step - 1
@@ -330,10 +341,11 @@ class WorkerSession:
         assert self._view is not None and self._plan is not None, "a run that ends has begun"
         self.phase = "finished"
         if self._stopped:
+            self._saver.finish(within_s=60.0)  # this one must be written, whatever waits
             self._saver.save(self._applied, self._view.number, self._plan, self._held, self.is_reporter)
             self._saver.finish(within_s=60.0)
         if self._orphaned:
-            raise RunOver("the agent is gone")
+            raise RunOver("the agent is gone", well=True)
         self._send(Finished(
             view=self._view.number, step=self._applied, stopped=self._stopped, digests=self._held.digests(),
         ))
@@ -360,8 +372,8 @@ class WorkerSession:
                 event = m.MoveFailed if self._member.phase is m.Phase.MOVING else m.LinkLost
                 self._handle(event(self._member.view.number, peer, what))
 
-    def quit(self, reason: str) -> None:
-        self._work.put(Quit(reason))
+    def quit(self, order: Quit) -> None:
+        self._work.put(order)
         self._mailbox.adopt(2**62)
 
     def agent_gone(self) -> None:
@@ -388,4 +400,7 @@ class WorkerSession:
             case _:
                 if isinstance(effect, m.Halt):
                     self._mailbox.adopt(2**62)
+                elif isinstance(effect, m.Resume):
+                    # Here, before the leader's next order is heard: where it still wants a boundary it asks again.
+                    self._executor.lower_flag(CHANGE)
                 self._work.put(effect)

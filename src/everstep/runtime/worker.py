@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from everstep.config import from_mapping
+from everstep.config import DetectorConfig, RunConfig, from_mapping
 from everstep.engine.links import Mailbox
 from everstep.engine.tcp import TcpLinks
 from everstep.errors import CheckpointError, ConfigError, EverstepError, RemoteProtocolError, UserCodeError
@@ -90,7 +90,8 @@ class Worker:
         self._session: WorkerSession | None = None
         self._waiting: list[bytes] = []
         self._over: str | None = None
-        self._orphan_after_s = 5.0
+        self._orphan_after_s = RunConfig().orphan_after_s
+        self._beat_every_s = DetectorConfig().heartbeat_interval_s
 
     def run(self) -> int:
         """The exit code of the process."""
@@ -103,6 +104,7 @@ class Worker:
         threading.Thread(target=self._listen, args=(self._connection,), daemon=True, name="control").start()
         if not self._welcomed.wait(60) or self._welcome is None:
             return 71
+        threading.Thread(target=self._beat, daemon=True, name="beat").start()
         CONTEXT.open = self._open
         sys.argv = [order.script, *order.arguments]
         sys.path.insert(0, str(Path(order.script).resolve().parent))
@@ -111,6 +113,8 @@ class Worker:
         except RunOver:
             return 0
         except SystemExit as error:
+            if isinstance(error.code, str):
+                print(error.code, file=sys.stderr)
             if CONTEXT.opened or error.code in (None, 0):
                 return error.code if isinstance(error.code, int) else int(error.code is not None)
             self.send(Failed(kind="user", message=f"{order.script} ended with exit code {error.code} before it trained"))
@@ -130,6 +134,7 @@ class Worker:
 
     def _fail(self, error: BaseException) -> None:
         """Tell the agent, once. With a traceback the message only says where, since the traceback says what."""
+        traceback.print_exception(error)  # into this worker's log, whatever becomes of the message
         if isinstance(error, UserCodeError) and error.__cause__ is not None:
             where = f"in {error.layer}, step {error.step}, micro-batch {error.micro_batch}"
             self.send(Failed(kind="user", message=where, traceback=_traceback_of(error.__cause__)))
@@ -158,8 +163,7 @@ class Worker:
             waiting, self._waiting, self._session = self._waiting, [], session
         for data in waiting:
             session.ordered(data)
-        interval_s = config.detector.heartbeat_interval_s
-        threading.Thread(target=self._beat, args=(session, interval_s), daemon=True, name="beat").start()
+        self._beat_every_s = config.detector.heartbeat_interval_s
         self._orphan_after_s = config.orphan_after_s
         return session
 
@@ -174,10 +178,11 @@ class Worker:
                 self._proceed.wait(30)
                 return
 
-    def _beat(self, session: WorkerSession, interval_s: float) -> None:
+    def _beat(self) -> None:
         stop = threading.Event()
-        while not stop.wait(interval_s):
-            self.send(Beat(session.step, session.phase))
+        while not stop.wait(self._beat_every_s):
+            session = self._session
+            self.send(Beat(session.step, session.phase) if session is not None else Beat(-1, "start"))
 
     def _link_lost(self, peer: NodeId, what: str) -> None:
         if self._session is not None and self._over is None:
@@ -225,7 +230,7 @@ class Worker:
                 self._over = reason
                 if self._session is None:
                     _leave(0)
-                self._session.quit(reason)
+                self._session.quit(message)
 
     def _agent_gone(self) -> None:
         """End the step, write a checkpoint, exit: within ``orphan_after_s``, or without a checkpoint."""

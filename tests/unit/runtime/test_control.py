@@ -13,6 +13,7 @@ from everstep.errors import RemoteProtocolError
 from everstep.quantities import NodeId
 from everstep.runtime.control import (
     MAX_FRAME_BYTES,
+    MAX_GREETING_BYTES,
     Beat,
     Carried,
     Failed,
@@ -31,7 +32,7 @@ FROM_WORKER = [
     Hello(token="t", node=NodeId("n0"), pid=3, incarnation=1, address="127.0.0.1:9"), Beat(3, "reduce"), Carried(b"\x00\xff"),
     Failed(kind="user", message="no"), Saved(3, 1, "checkpoints/x"),
 ]
-TO_WORKER = [Welcome(directory="d", settings={"planner.policy": "auto"}, instants=(("forward", 3),)), Proceed(), Quit("done")]
+TO_WORKER = [Welcome(directory="d", settings={"planner.policy": "auto"}, instants=(("forward", 3),)), Proceed(), Quit("done", well=True)]
 
 
 @given(st.lists(st.integers(1, 60), max_size=20))
@@ -67,12 +68,15 @@ def test_no_bytes_do_more_than_end_the_connection(data: bytes, with_length: bool
                          ids=["nested", "torn", "empty", "none"])
 def test_what_is_no_message_is_the_peers_fault(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="expected a control message"):
-        list(frames_from_worker().feed(struct.pack("!I", len(body)) + body))
+        list(frames_to_worker().feed(struct.pack("!I", len(body)) + body))
 
 
-def test_a_message_without_end_is_refused_before_it_comes() -> None:
-    with pytest.raises(RemoteProtocolError, match=f"at most {MAX_FRAME_BYTES} bytes, got {2**32 - 1}"):
-        list(frames_from_worker().feed(struct.pack("!I", 2**32 - 1)))
+@pytest.mark.parametrize(("side", "limit_bytes"), [("worker", MAX_GREETING_BYTES), ("agent", MAX_FRAME_BYTES)])
+def test_a_message_without_end_is_refused_before_it_comes(side: str, limit_bytes: int) -> None:
+    """Before its greeting a worker is a stranger, and next to nothing is kept of what it sends."""
+    frames = frames_from_worker() if side == "worker" else frames_to_worker()
+    with pytest.raises(RemoteProtocolError, match=f"at most {limit_bytes} bytes, got {2**32 - 1}"):
+        list(frames.feed(struct.pack("!I", 2**32 - 1)))
 
 
 def test_what_came_before_a_wrong_message_is_still_heard() -> None:
