@@ -101,6 +101,7 @@ class Times:
     """By how much of a step schedules of layer-by-layer rerouting are taken to miss their bound."""
     _before_s: tuple[float, ...] = field(init=False)
     _forward_before_s: tuple[float, ...] = field(init=False)
+    _grid_bounds: Bounds = field(init=False)
     _seconds: list[_Array] = field(init=False)
     _ends: list[NDArray[np.intp]] = field(init=False)
     _best: dict[int, Best | None] = field(init=False, default_factory=dict)
@@ -111,6 +112,7 @@ class Times:
     def __post_init__(self) -> None:
         self._before_s = tuple(accumulate(self.job.work_s, initial=0.0))
         self._forward_before_s = tuple(accumulate(self.job.forward_s, initial=0.0))
+        self._grid_bounds = even_bounds(self.job.work_s, self.job.num_stages)
         self._seconds, self._ends = self._tables()
 
     @property
@@ -333,7 +335,7 @@ class Times:
 
     def grid_bounds(self) -> Bounds:
         """The layers of each stage of the grid: as even as whole layers allow by their work, larger stages first."""
-        return even_bounds(self.job.work_s, self.job.num_stages)
+        return self._grid_bounds
 
 
 def _sets(num_nodes: int, lengths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
