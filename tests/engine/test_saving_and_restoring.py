@@ -101,8 +101,9 @@ def test_what_is_saved_is_the_state_at_that_moment(tmp_path: Path) -> None:
 
 def test_old_checkpoints_go_and_the_last_finite_one_stays(tmp_path: Path, held: dict[NodeId, HeldState]) -> None:
     saving = Saving(tmp_path, keep=1)
-    saving.save(held, 1)
-    saving.save(held, 2)
+    for step in (1, 2):
+        saving.save(held, step)
+        saving.finish()
     broken = {N0: held[N0], N1: state(N1)}
     with torch.no_grad():
         broken[N1].modules[4].get_parameter("up.weight")[0, 0] = float("nan")

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from everstep.engine.compiler import no_compiler
 from everstep.errors import ConfigError, UnsupportedError
 from everstep.quantities import UnitName
 
@@ -146,7 +147,7 @@ def build_layers(layers: Layers, seed: int, wanted: Callable[[int], bool]) -> It
 
 @contextmanager
 def _meta() -> Iterator[None]:
-    with torch.device("meta"), _WithoutChance():
+    with no_compiler(), torch.device("meta"), _WithoutChance():
         yield
 
 

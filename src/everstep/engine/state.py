@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everstep.engine import optimizers
+from everstep.engine import compiler
 from everstep.engine.heap import keep_freed_memory
 from everstep.engine.model import Layers, ModelFacts, UnitFacts, build_layers
 from everstep.engine.values import DTYPES, dtype_name
@@ -81,8 +81,8 @@ class UnitState:
     def _optimizer(self, factory: OptimizerFactory) -> torch.optim.Optimizer | None:
         if not self.trained:
             return None
-        optimizers.make_light()
-        made = factory(list(self.trained.items()))
+        with compiler.no_compiler():
+            made = factory(list(self.trained.items()))
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(f"optimizer: the function must return a torch.optim.Optimizer, got a {type(made).__name__}")
         refuse_optimizer(made)
@@ -122,7 +122,7 @@ class UnitState:
             parameter.grad = self.sums[name].to(parameter.dtype)
         for group, base in zip(self.optimizer.param_groups, self.base_rates, strict=True):
             group["lr"] = base * rate_factor
-        optimizers.step(self.optimizer)
+        compiler.step(self.optimizer)
         for parameter in self.trained.values():
             parameter.grad = None
         self.flat.zero_()
