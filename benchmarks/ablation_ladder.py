@@ -148,8 +148,9 @@ def main() -> None:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
         options.out.with_suffix(".md").write_text(
             f"# What each mechanism adds\n\n- Command: `python benchmarks/ablation_ladder.py --seeds {seeds}`\n"
-            f"- Commit: {commit.strip()}\n- Pretend time: no figure depends on the machine. {seeds} seeds; samples by those of R0.\n"
-            f"  What the rungs are stands at the top of the script.\n\n{text}\n\n![as bars]({options.out.stem}.png)\n"
+            f"- Commit: {commit.strip()}\n- Pretend time: no figure depends on the machine. {seeds} seeds.\n"
+            "  Samples by those of R0; what the rungs are stands at the top of the script.\n\n"
+            f"{text}\n\n![as bars]({options.out.stem}.png)\n"
         )
         picture.ladder(columns, "samples by those of R0", options.out.with_suffix(".png"))
     print(json.dumps(columns, indent=2, ensure_ascii=False) if options.json else text)
