@@ -7,20 +7,22 @@ used here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from everstep import plan as plans
 from everstep.cluster import Cluster, Link, Node
 from everstep.config import RunConfig
-from everstep.decision import Decision
+from everstep.decision import Candidate, Decision
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner import objective
+from everstep.planner.ahead import DRIFT, Prepared, answered, cases_of, drift, prepared
 from everstep.planner.cost import SWITCH_S, Calibration, calibrated, step_seconds
 from everstep.planner.first import first_plan
 from everstep.planner.measure import measured
 from everstep.planner.moves import moves_for
+from everstep.planner.parts import units_by_layers
 from everstep.planner.policy import CheckpointInfo, Situation, propose
 from everstep.protocol.messages import PlanOrdered, first_attempt
 from everstep.protocol.resolution import Resolution
@@ -59,6 +61,10 @@ class Controller:
         self.cluster: Cluster | None = None
         self.calibration = Calibration()
         self.num_events = 0
+        self._settled: Workload | None = None
+        self._ahead: Iterator[Prepared] | None = None
+        self._known: dict[NodeId, Prepared] = {}
+        self._cases: dict[NodeId, NodeId] = {}
         self._started_s = started_s
         self._switch_s = switch_s
         self._num_observed = 0
@@ -104,7 +110,7 @@ class Controller:
         assert self.plan is not None and self.workload is not None, "a run is started or adopted before it is answered for"
         self.num_events += 1
         situation = self._situation(view, resolution, lost, joined, now_s, checkpoint)
-        candidates = propose(situation)
+        candidates = self._remembered(situation) or propose(situation)
         try:
             chosen = objective.choose(candidates)
         except InfeasibleError as error:
@@ -116,6 +122,40 @@ class Controller:
         order = self._order(view, decision, resolution, situation, token, rollbacks)
         self._take(decision.plan, situation.cluster, view)
         return order, decision, decision.candidate.reason
+
+    def think(self) -> bool:
+        """Work out one answer ahead, for the loss of one more node; to be called while there is nothing else to do.
+
+        Returns whether more is left to think about. After ``start`` or ``adopt``. One call takes as long as one search.
+        """
+        assert self.plan is not None and self.cluster is not None, "there is nothing to think about before the start"
+        workload = self._planned_for()
+        if self._ahead is None:
+            self._known = {}
+            self._cases = cases_of(self.plan, self.cluster)
+            units = units_by_layers([(), *self.plan.placement.values()], workload)
+            self._ahead = prepared(Situation(
+                cluster=self.cluster, workload=workload, plan=self.plan,
+                holds={node: units[layers] for node, layers in self.plan.placement.items()}, config=self.config.planner,
+                redo_steps=self._redo_steps(), switch_s=self._switch_s,
+            ))
+        found = next(self._ahead, None)
+        if found is not None:
+            self._known[found.node] = found
+        return found is not None
+
+    def _remembered(self, situation: Situation) -> list[Candidate] | None:
+        """What was worked out ahead for just this; None where it was not, or where something is not as was thought."""
+        if len(situation.lost) != 1 or situation.joined or self._ahead is None:
+            return None
+        (node,) = situation.lost
+        known = self._known.get(self._cases.get(node, node))
+        if known is None or known.situation.plan is not self.plan or known.situation.workload is not situation.workload:
+            return None
+        assert self.plan is not None, "known answers are about a plan"
+        units = units_by_layers([(), *self.plan.placement.values()], situation.workload)
+        as_thought = all(held == units[self.plan.placement[member]] for member, held in situation.holds.items())
+        return answered(known, node, situation) if as_thought else None
 
     def observe(self, times: Mapping[NodeId, Mapping[str, float]], step_s: float) -> None:
         """What a full step under the present plan took, whole and by action; both move the costs that plans are made from."""
@@ -141,7 +181,7 @@ class Controller:
         gap_s = objective.expected_gap_s(self.config.planner.gap_s, self.num_events, max(0.0, now_s - self._started_s))
         holds: dict[NodeId, frozenset[UnitName]] = {node: resolution.holds.get(node, frozenset()) for node in view.nodes}
         return Situation(
-            cluster=self._cluster_of(view), workload=self._calibrated(), plan=self.plan, holds=holds, lost=lost, joined=joined,
+            cluster=self._cluster_of(view), workload=self._planned_for(), plan=self.plan, holds=holds, lost=lost, joined=joined,
             step=max(0, resolution.step if resolution.step is not None else 0), checkpoint=checkpoint, gap_s=gap_s,
             config=self.config.planner, redo_steps=self._redo_steps(), switch_s=self._switch_s,
         )
@@ -166,10 +206,19 @@ class Controller:
         wrong = plans.problems(plan, view, self.workload.num_layers)
         assert not wrong, f"a plan of ours has problems: {wrong}"
         self.plan, self.cluster = plan, cluster
+        self._ahead = None
 
     def _calibrated(self) -> Workload:
         assert self.workload is not None, "known after the start"
         return calibrated(self.workload, self.calibration)
+
+    def _planned_for(self) -> Workload:
+        """The workload that plans are made for: it follows what is measured only when that has moved beyond noise, so that
+        tables and answers worked out before stay good."""
+        now = self._calibrated()
+        if self._settled is None or drift(self._settled, now) > DRIFT:
+            self._settled, self._ahead = now, None
+        return self._settled
 
     def _redo_steps(self) -> float:
         """Half a checkpoint interval; without checkpoints all is at stake, and that grows: take the default interval."""

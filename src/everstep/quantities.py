@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
@@ -19,6 +20,7 @@ _SUFFIXES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10,
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+@lru_cache(maxsize=1 << 16)
 def node_number(node: NodeId) -> int:
     """The number in a node's name, for sorting ``n2`` before ``n10``.
 

@@ -23,7 +23,7 @@ from everstep.workload import LayerCost, Unit, Workload
 _HERE = Path(__file__).parent
 
 _LINK = {"alpha_s", "bytes_per_s"}
-_HOST = {"name", "nodes", "cores", "memory_bytes", "speed"}
+_HOST = {"name", "count", "nodes", "cores", "memory_bytes", "speed"}
 _UNIT_SIZES = ("parameter_bytes", "state_bytes", "gradient_bytes")
 _LAYER = {
     "name", "count", "ties", "forward_s", "backward_input_s", "backward_weight_s", "optimizer_s", "output_bytes",
@@ -39,6 +39,8 @@ def names(kind: str) -> tuple[str, ...]:
 def load_cluster(name: str) -> Cluster:
     """A shipped cluster by name, or a file by path. Nodes are numbered through, host by host.
 
+    A host with a count becomes ``host0``, ``host1``, ….
+
     Raises:
         ConfigError: no such file, or something in it is wrong.
     """
@@ -48,14 +50,16 @@ def load_cluster(name: str) -> Cluster:
     cores: dict[HostId, int | None] = {}
     for host in table.inner_list("hosts"):
         host.only(_HOST)
-        host_id = HostId(host.text("name"))
-        cores[host_id] = host.count("cores") if "cores" in host.values else None
-        for _ in range(host.count("nodes")):
-            node_id = NodeId(f"n{len(nodes)}")
-            nodes[node_id] = Node(
-                node_id=node_id, host=host_id, speed=host.number("speed", 1.0),
-                memory_bytes=host.size("memory_bytes") if "memory_bytes" in host.values else None,
-            )
+        count = host.count("count", 1)
+        for repeat in range(count):
+            host_id = HostId(host.text("name") if count == 1 else f"{host.text('name')}{repeat}")
+            cores[host_id] = host.count("cores") if "cores" in host.values else None
+            for _ in range(host.count("nodes")):
+                node_id = NodeId(f"n{len(nodes)}")
+                nodes[node_id] = Node(
+                    node_id=node_id, host=host_id, speed=host.number("speed", 1.0),
+                    memory_bytes=host.size("memory_bytes") if "memory_bytes" in host.values else None,
+                )
     found = Cluster(
         nodes=nodes, host_cores=cores,
         link=Link(alpha_s=link.seconds("alpha_s", 2e-4), bytes_per_s=float(link.size("bytes_per_s", 10**9))),

@@ -31,13 +31,16 @@ def command(
 ) -> None:
     """Show the plan for a workload on a cluster, or the recovery that would be chosen if nodes were lost or joined."""
     # Imported here: the search brings SciPy, which takes half a second, and no other command needs it.
-    from everstep.planner.whatif import what_if
+    from everstep.planner.whatif import running, what_if
 
     lost = tuple(NodeId(name.strip()) for name in lose.split(",") if name.strip())
     config = configuration.from_mapping({} if policy is None else {"planner.policy": policy}, source="--policy").planner
     hardware, job = files.load_cluster(cluster), files.load_workload(workload)
     began_s = time.perf_counter()
-    answer = what_if(hardware, job, config, lose=lost, add=add, gap_s=_seconds(gap))
+    start = running(hardware, job, config)
+    if lost or add:
+        began_s = time.perf_counter()
+    answer = what_if(hardware, job, config, lose=lost, add=add, gap_s=_seconds(gap), start=start)
     search_s = time.perf_counter() - began_s
     if as_json:
         output.show(to_json(answer, search_s))
@@ -46,7 +49,8 @@ def command(
 
 
 def to_json(answer: WhatIf, search_s: float) -> dict[str, Any]:
-    """``chosen`` is an index into ``candidates``. What is infinite becomes null."""
+    """``chosen`` is an index into ``candidates``; ``search_s`` is for the decision, what runs before being known. What is
+    infinite becomes null."""
     return {
         "plan": to_builtins(answer.plan), "step_s": answer.step_s, "search_s": search_s,
         "candidates": [

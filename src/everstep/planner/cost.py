@@ -16,10 +16,10 @@ from everstep.cluster import Cluster
 from everstep.plan import Plan
 from everstep.planner.pace import pace, staggered_ends
 from everstep.planner.parts import Kind as NodeKind
-from everstep.planner.parts import grouped, holders_by_unit, kinds_of
+from everstep.planner.parts import grouped, holders_by_unit, kinds_of, units_by_layers
 from everstep.quantities import HostId, NodeId, node_number
 from everstep.schedule import Action, Kind, Schedule, needs
-from everstep.transfer import Load, Move
+from everstep.transfer import Move
 from everstep.workload import Workload
 
 SWITCH_S = 0.05
@@ -195,25 +195,23 @@ def is_shared(cluster: Cluster) -> bool:
     return any(cores is not None and hosts[host] > cores for host, cores in cluster.host_cores.items())
 
 
-def stall_seconds(
-    moves: Iterable[Move], cluster: Cluster, *, loads: Iterable[Load] = (), workload: Workload | None = None,
-    switch_s: float = SWITCH_S, read_bytes_per_s: float = READ_BYTES_PER_S,
-) -> float:
-    """Seconds without training while state is moved and loaded: the slowest node's share, and the fixed ``switch_s``.
+def stall_seconds(moves: Iterable[Move], cluster: Cluster, *, switch_s: float = SWITCH_S) -> float:
+    """Seconds without training while state is moved: the slowest node's share, and the fixed ``switch_s``.
 
-    A node sends and receives at the same time, each at the link's rate, one message a unit. ``workload`` gives the
-    bytes of ``loads``.
+    A node sends and receives at the same time, each at the link's rate, one message a unit.
     """
     sent: dict[NodeId, float] = {}
     received: dict[NodeId, float] = {}
     for move in moves:
         for node, sums in ((move.source, sent), (move.target, received)):
             sums[node] = sums.get(node, 0.0) + cluster.link.seconds(move.num_bytes)
-    for load in loads:
-        assert workload is not None, "loads are bytes of a workload"
-        read_s = workload.units[load.unit].state_bytes / read_bytes_per_s
-        received[load.target] = received.get(load.target, 0.0) + read_s
     return switch_s + max([*sent.values(), *received.values()], default=0.0)
+
+
+def load_seconds(plan: Plan, workload: Workload, read_bytes_per_s: float = READ_BYTES_PER_S) -> float:
+    """Seconds until every node has read its units from a checkpoint: the fullest node's bytes."""
+    held = units_by_layers(plan.placement.values(), workload)
+    return max(sum(workload.units[name].state_bytes for name in units) for units in held.values()) / read_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ from everstep.planner.pipelines import Array
 COMBINED_AT_MOST = 4000
 """So many ways to keep some of each kind of pipeline are looked at; if there were more, the rarest kinds are given up."""
 
+WITHIN = 1.3
+"""Choices that keep more than the fastest are not looked for beyond this much slower."""
+
 GIVEN_UP = 64
 """Of one kind up to so many pipelines are given up one by one; beyond, half or all of them."""
 
@@ -83,7 +86,7 @@ class Lengths:
         return self._columns < num_micro_batches and int(self._caps[:, level].max()) >= self._columns
 
     def front(
-        self, num_nodes: int, num_micro_batches: int, kinds: Sequence[Kept], least: int = 1, given_up: int = 3,
+        self, num_nodes: int, num_micro_batches: int, kinds: Sequence[Kept], least: int = 1, given_up: int = 2,
     ) -> list[Choice]:
         """Choices that keep less and less of what runs and are faster and faster, the fastest last.
 
@@ -109,7 +112,8 @@ class Lengths:
         self, lowest: int, num_nodes: int, num_micro_batches: int, least: int, kinds: Sequence[Kept], counts: tuple[int, ...],
     ) -> Choice | None:
         """The least time from the level ``lowest`` on with exactly ``counts`` kept."""
-        low, high = lowest, len(self._levels)
+        low = lowest
+        high = int(np.searchsorted(self._levels, self._levels[lowest] * WITHIN, side="right"))
         best: Choice | None = None
         while low < high:
             middle = (low + high) // 2
@@ -232,9 +236,12 @@ class _Knapsack:
         """``best[c]``: at least c pipelines; what needs at least none may have any number."""
         for count, row in enumerate(self._best):
             before = self._best[max(0, count - 1)]
-            for nodes in range(1, self._size + 1):
-                found = _NONE
-                for length, cap in self._items:
-                    if length <= nodes and before[nodes - length] != _NONE and before[nodes - length] + cap > found:
-                        found = before[nodes - length] + cap
-                row[nodes] = found
+            for length, cap in self._items:
+                if count:
+                    for nodes in range(length, self._size + 1):
+                        if before[nodes - length] >= 0 and before[nodes - length] + cap > row[nodes]:
+                            row[nodes] = before[nodes - length] + cap
+                else:
+                    for nodes in range(length, self._size + 1):  # the row itself: any number of this length
+                        if row[nodes - length] >= 0 and row[nodes - length] + cap > row[nodes]:
+                            row[nodes] = row[nodes - length] + cap

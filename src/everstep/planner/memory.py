@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.parts import kinds_of
+from everstep.planner.parts import units_by_layers
 from everstep.planner.schedules import order_of
 from everstep.quantities import NodeId, human_bytes
 from everstep.schedule import Kind, Schedule
@@ -38,11 +38,9 @@ def node_bytes(plan: Plan, workload: Workload, schedule: Schedule | None = None)
 
 def needed_bytes(plan: Plan, workload: Workload, active_bytes: Mapping[NodeId, int]) -> dict[NodeId, int]:
     """The same where the peaks of activations are known already."""
-    found: dict[NodeId, int] = {}
-    for (layers, _), nodes in kinds_of(plan).items():
-        state = workload.held_bytes(frozenset(layers))
-        found.update((node, state + active_bytes.get(node, 0)) for node in nodes)
-    return found
+    units = units_by_layers(plan.placement.values(), workload)
+    state = {layers: sum(workload.units[name].held_bytes for name in names) for layers, names in units.items()}
+    return {node: state[layers] + active_bytes.get(node, 0) for node, layers in plan.placement.items()}
 
 
 def cap_bytes(node: NodeId, cluster: Cluster, worker_memory_bytes: int | None) -> int | None:
@@ -53,6 +51,9 @@ def cap_bytes(node: NodeId, cluster: Cluster, worker_memory_bytes: int | None) -
 
 def overfull(needed: Mapping[NodeId, int], cluster: Cluster, worker_memory_bytes: int | None) -> str:
     """Why it does not fit, naming the node that lacks most: ``n3 needs 32.0 MB of 24.0 MB``; empty when it fits."""
+    caps = {node.memory_bytes for node in cluster.nodes.values()} | {worker_memory_bytes}
+    if max(needed.values(), default=0) <= min((cap for cap in caps if cap is not None), default=float("inf")):
+        return ""
     worst, lacking = "", 0
     for node, num_bytes in needed.items():
         cap = cap_bytes(node, cluster, worker_memory_bytes)

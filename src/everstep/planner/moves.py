@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
+from everstep.planner.parts import units_by_layers
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.transfer import Load, Move
 from everstep.workload import Workload
@@ -23,13 +24,17 @@ def moves_for(plan: Plan, holds: Holds, workload: Workload, restore: bool = Fals
     Raises:
         InfeasibleError: a unit that somebody lacks has no living holder; ``rejected`` names each.
     """
-    wanted = [(node, workload.units_of(frozenset(plan.placement[node]))) for node in plan.nodes]
+    units = units_by_layers(plan.placement.values(), workload)
+    wanted = [(node, units[plan.placement[node]]) for node in plan.nodes]
     if restore:
-        return (), tuple(Load(unit, node) for node, units in wanted for unit in _in_order(units, workload))
-    lacking = [(node, unit) for node, units in wanted for unit in _in_order(units - holds.get(node, frozenset()), workload)]
+        return (), tuple(Load(unit, node) for node, needed in wanted for unit in _in_order(needed, workload))
+    absent = [(node, needed - holds.get(node, frozenset())) for node, needed in wanted]
+    lacking = [(node, unit) for node, some in absent if some for unit in _in_order(some, workload)]
+    if not lacking:
+        return (), ()
     living = sorted((node for node in holds if node in plan.placement), key=node_number)
-    sources = {unit: [node for node in living if unit in holds[node]] for _, unit in lacking}
-    lost = {unit: "no living holder" for unit, nodes in sources.items() if not nodes}
+    sources = {unit: [node for node in living if unit in holds[node]] for unit in {unit for _, unit in lacking}}
+    lost = {unit: "no living holder" for unit in _in_order(frozenset(sources), workload) if not sources[unit]}
     if lost:
         raise InfeasibleError(f"no living holder of {', '.join(lost)}", {str(unit): why for unit, why in lost.items()})
     sent_bytes = dict.fromkeys(living, 0)

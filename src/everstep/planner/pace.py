@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
-import numpy as np
-
 from everstep.cluster import Cluster
-from everstep.plan import Plan
+from everstep.plan import Hop, Order, Plan
 from everstep.planner.parts import Part, parts
-from everstep.planner.pipelines import flush, stage_ends_s
-from everstep.planner.schedules import B, Costs, F, Stops, W, arranged
+from everstep.planner.pipelines import one_pipeline_ends_s
+from everstep.planner.schedules import Arranged, B, Costs, F, Stops, W, arranged
 from everstep.quantities import NodeId
 from everstep.workload import Workload
 
@@ -36,33 +35,45 @@ class Pace:
 def pace(plan: Plan, workload: Workload, cluster: Cluster) -> Pace:
     """For a full step of ``plan`` in its own order, reductions not counted."""
     found = Pace({}, {})
-    plain: dict[_Shape, list[Part]] = {}
     table = _Times.of(plan, workload, cluster)
     for part in parts(plan):
-        if part.is_plain:
-            plain.setdefault(table.shape(part), []).append(part)
-        else:
+        if not part.is_plain:
             _follow(part, plan, table, found)
-    if not plan.order.split and not plan.order.extra_slots:
-        _in_closed_form(plain, table, found)
-        return found
-    for alike in plain.values():
-        _follow(alike[0], plan, table, found)
-        first = alike[0].routes[0]
-        for part in alike[1:]:
-            for hop, like in zip(part.routes[0], first, strict=True):
-                found.ends_s[hop.node] = found.ends_s[like.node]
-                found.active_bytes[hop.node] = found.active_bytes[like.node]
+            continue
+        (route,), (members,) = part.routes, part.micro_batches
+        ends, held = _alone(tuple([table.stage(hop) for hop in route]), len(members), plan.order)
+        for hop, end_s, num_bytes in zip(route, ends, held, strict=True):
+            found.ends_s[hop.node] = end_s
+            found.active_bytes[hop.node] = num_bytes
     return found
 
 
-_Shape = tuple[tuple[tuple[int, int, float], ...], int]
-"""First layer, end layer and speed of each stage; micro-batches."""
+_Stage = tuple[int, float, float, float, float, int]
+"""Layers; seconds of F, B, W and of a message in front; bytes of activations."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _alone(stages: tuple[_Stage, ...], num_micro_batches: int, order: Order) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Ends and peaks by stage of a plain pipeline, remembered: the same few shapes come again in plan after plan."""
+    many = num_micro_batches
+    forward, backward, weight, message = ([stage[column] for stage in stages] for column in (1, 2, 3, 4))
+    if not order.split and not order.extra_slots:
+        held = [min(many, len(stages) - index) * stage[5] for index, stage in enumerate(stages)]
+        return tuple(one_pipeline_ends_s(forward, backward, message, many)), tuple(held)
+    firsts = [0, *accumulate(stage[0] for stage in stages)]
+    nodes = [NodeId(f"n{index}") for index in range(len(stages))]
+    route = tuple(Hop(node, first, first + stage[0]) for node, first, stage in zip(nodes, firsts, stages, strict=False))
+    plan = Plan(num_layers=firsts[-1], placement={}, routes=(), order=order)
+    schedule = arranged(Part(routes=(route,), micro_batches=(tuple(range(many)),)), plan)
+    every = [entry * many for entry in (forward, backward, weight, message, [stage[5] for stage in stages])]
+    path = LongestPath(schedule.stops, every[0], every[1], every[2], every[3])
+    clock = path.run(schedule.actions, [0.0] * len(stages))
+    return tuple(clock), tuple(_peaks(schedule, every[4], order.split))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Times and bytes of ranges of layers."""
+    """Times and bytes of hops."""
 
     costs: Costs
     message_s: tuple[float, ...]
@@ -70,6 +81,7 @@ class _Times:
     active_bytes: tuple[int, ...]
     cluster: Cluster
     split: bool
+    stages: dict[tuple[int, int, float], _Stage]
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> _Times:
@@ -77,70 +89,75 @@ class _Times:
             costs=Costs.of(plan, workload),
             message_s=(0.0, *(cluster.link.seconds(layer.output_bytes) for layer in workload.layers[:-1])),
             active_bytes=tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0)),
-            cluster=cluster, split=plan.order.split,
+            cluster=cluster, split=plan.order.split, stages={},
         )
 
-    def shape(self, plain: Part) -> _Shape:
-        nodes = self.cluster.nodes
-        (route,), (members,) = plain.routes, plain.micro_batches
-        return tuple([(hop.first, hop.end, nodes[hop.node].speed) for hop in route]), len(members)
-
-    def bytes_of(self, first: int, end: int) -> int:
-        return self.active_bytes[end] - self.active_bytes[first]
-
-
-def _in_closed_form(plain: dict[_Shape, list[Part]], table: _Times, found: Pace) -> None:
-    if not plain:
-        return
-    width = max(len(stages) for stages, _ in plain)
-    forward, backward = table.costs.forward, table.costs.backward
-    ends_s = stage_ends_s(
-        flush([[(forward[end] - forward[first]) / speed for first, end, speed in stages] for stages, _ in plain], width),
-        flush([[(backward[end] - backward[first]) / speed for first, end, speed in stages] for stages, _ in plain], width),
-        flush([[table.message_s[first] for first, _, _ in stages] for stages, _ in plain], width),
-        np.array([len(stages) for stages, _ in plain]), np.array([many for _, many in plain]),
-    ).tolist()
-    for ((stages, many), alike), row in zip(plain.items(), ends_s, strict=True):
-        ends = row[width - len(stages):]
-        held = [min(many, len(stages) - index) * table.bytes_of(s[0], s[1]) for index, s in enumerate(stages)]
-        for part in alike:
-            for hop, end_s, num_bytes in zip(part.routes[0], ends, held, strict=True):
-                found.ends_s[hop.node] = end_s
-                found.active_bytes[hop.node] = num_bytes
+    def stage(self, hop: Hop) -> _Stage:
+        speed = self.cluster.nodes[hop.node].speed
+        key = (hop.first, hop.end, speed)
+        if key not in self.stages:
+            forward, backward, weight = self.costs.hop(hop)
+            self.stages[key] = (
+                hop.end - hop.first, forward / speed, backward / speed, weight / speed, self.message_s[hop.first],
+                self.active_bytes[hop.end] - self.active_bytes[hop.first],
+            )
+        return self.stages[key]
 
 
 def _follow(part: Part, plan: Plan, table: _Times, found: Pace) -> None:
     schedule = arranged(part, plan)
-    path = LongestPath(schedule.stops, table)
-    clock = [0.0] * len(schedule.stops.nodes)
-    path.run(schedule.actions, clock)
-    held, peak = [0] * len(clock), [0] * len(clock)
-    freeing = W if table.split else B
-    for action in schedule.actions:
-        stop, kind = divmod(action, 3)
-        if kind in (F, freeing):
-            node = schedule.stops.node_of[stop]
-            held[node] += path.active_bytes[stop] if kind == F else -path.active_bytes[stop]
-            peak[node] = max(peak[node], held[node])
+    path, active_bytes = _path(schedule.stops, table)
+    clock = path.run(schedule.actions, [0.0] * len(schedule.stops.nodes))
     found.ends_s.update(zip(schedule.stops.nodes, clock, strict=True))
-    found.active_bytes.update(zip(schedule.stops.nodes, peak, strict=True))
+    found.active_bytes.update(zip(schedule.stops.nodes, _peaks(schedule, active_bytes, table.split), strict=True))
+
+
+def _path(stops: Stops, table: _Times) -> tuple[LongestPath, list[int]]:
+    """The longest path of a part, and the bytes of activations by stop."""
+    by_route = {
+        id(route): list(zip(*(table.stage(hop) for hop in route), strict=True)) for _, route in stops.routes
+    }
+    columns: list[list[float]] = [[] for _ in range(6)]
+    for _, route in stops.routes:
+        for column, entries in zip(columns, by_route[id(route)], strict=True):
+            column.extend(entries)
+    _, forward, backward, weight, message, active = columns
+    return LongestPath(stops, forward, backward, weight, message), active  # type: ignore[return-value]
+
+
+def _peaks(schedule: Arranged, active_bytes: Sequence[int], split: bool) -> list[int]:
+    """The most bytes of activations at once, by node."""
+    node_of = schedule.stops.node_of
+    held, peak = [0] * len(schedule.stops.nodes), [0] * len(schedule.stops.nodes)
+    freeing = W if split else B
+    for action in schedule.actions:
+        kind = action % 3
+        if kind == F:
+            stop = action // 3
+            node = node_of[stop]
+            now = held[node] + active_bytes[stop]
+            held[node] = now
+            if now > peak[node]:
+                peak[node] = now
+        elif kind == freeing:
+            stop = action // 3
+            held[node_of[stop]] -= active_bytes[stop]
+    return peak
 
 
 class LongestPath:
-    """The times of a part's actions when each node does them in a given order."""
+    """The times of a part's actions when each node does them in a given order. All by stop."""
 
-    def __init__(self, stops: Stops, table: _Times) -> None:
-        nodes = table.cluster.nodes
-        speeds = [nodes[node].speed for node in stops.nodes]
-        bare = stops.seconds(table.costs)
-        self._seconds = [[t / speeds[node] for t, node in zip(row, stops.node_of, strict=True)] for row in bare]
-        hops = [hop for _, route in stops.routes for hop in route]
-        self._message_s = [table.message_s[hop.first] for hop in hops]
-        self.active_bytes = [table.bytes_of(hop.first, hop.end) for hop in hops]
+    def __init__(
+        self, stops: Stops, forward_s: Sequence[float], backward_s: Sequence[float], weight_s: Sequence[float],
+        message_s: Sequence[float],
+    ) -> None:
+        self._seconds = (forward_s, backward_s, weight_s)
+        self._message_s = message_s
         self._stops = stops
 
-    def run(self, actions: Sequence[int], clock: list[float]) -> None:
-        """``actions`` in an order in which what an action needs comes before it; ``clock`` by node goes on from its value."""
+    def run(self, actions: Sequence[int], clock: list[float]) -> list[float]:
+        """``actions`` in an order in which what an action needs comes before it; ``clock`` by node, and what it is after."""
         forward_s, backward_s, weight_s = self._seconds
         node_of, index, hops_left, message_s = self._stops.node_of, self._stops.index, self._stops.hops_left, self._message_s
         done_f, done_b = [0.0] * len(node_of), [0.0] * len(node_of)
@@ -160,6 +177,7 @@ class LongestPath:
                 clock[node] = done_b[stop] = now + backward_s[stop]
             else:
                 clock[node] = now + weight_s[stop]
+        return clock
 
 
 def staggered_ends(plan: Plan, workload: Workload, cluster: Cluster, steps: int) -> list[dict[NodeId, float]]:
@@ -171,7 +189,7 @@ def staggered_ends(plan: Plan, workload: Workload, cluster: Cluster, steps: int)
     found: list[dict[NodeId, float]] = [{} for _ in range(steps)]
     for part in parts(plan):
         schedule = arranged(part, plan)
-        path = LongestPath(schedule.stops, table)
+        path, _ = _path(schedule.stops, table)
         clock = [0.0] * len(schedule.stops.nodes)
         for step in range(steps):
             path.run(schedule.actions, clock)

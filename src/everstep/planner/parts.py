@@ -6,7 +6,7 @@ time and the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.plan import Plan, Route
@@ -38,12 +38,11 @@ class Part:
 def grouped(routes: Sequence[Route]) -> dict[Route, list[int]]:
     """Distinct routes and the micro-batches of each. Routes that are one object are compared as objects first."""
     by_object: dict[int, list[int]] = {}
-    for micro_batch, route in enumerate(routes):
-        members = by_object.get(id(route))
-        if members is None:
-            by_object[id(route)] = [micro_batch]
+    for micro_batch, name in enumerate(map(id, routes)):
+        if name in by_object:
+            by_object[name].append(micro_batch)
         else:
-            members.append(micro_batch)
+            by_object[name] = [micro_batch]
     found: dict[Route, list[int]] = {}
     for members in by_object.values():
         route = routes[members[0]]
@@ -90,5 +89,22 @@ def kinds_of(plan: Plan, speeds: Mapping[NodeId, float] | None = None) -> dict[K
 
 def holders_by_unit(kinds: Sequence[Kind], workload: Workload) -> dict[UnitName, tuple[int, ...]]:
     """For each unit the indices of the ``kinds`` that hold it."""
-    units = [workload.units_of(frozenset(layers)) for layers, _ in kinds]
-    return {name: tuple(index for index, held in enumerate(units) if name in held) for name in workload.units}
+    by_layer: list[list[int]] = [[] for _ in workload.layers]
+    for index, (layers, _) in enumerate(kinds):
+        for layer in layers:
+            by_layer[layer].append(index)
+    return {
+        name: tuple(by_layer[unit.layers[0]]) if len(unit.layers) == 1
+        else tuple(sorted({index for layer in unit.layers for index in by_layer[layer]}))
+        for name, unit in workload.units.items()
+    }
+
+
+def units_by_layers(held: Iterable[tuple[int, ...]], workload: Workload) -> dict[tuple[int, ...], frozenset[UnitName]]:
+    """For each tuple of layers the units that a holder of them holds."""
+    kinds = [(layers, 1.0) for layers in dict.fromkeys(held)]
+    units: list[list[UnitName]] = [[] for _ in kinds]
+    for name, indices in holders_by_unit(kinds, workload).items():
+        for index in indices:
+            units[index].append(name)
+    return {layers: frozenset(names) for (layers, _), names in zip(kinds, units, strict=True)}

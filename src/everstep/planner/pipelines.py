@@ -1,4 +1,4 @@
-"""How long 1F1B takes on plain pipelines: exact, many pipelines and many numbers of micro-batches in one pass.
+"""How long 1F1B takes on plain pipelines: exact, one at a time or many, with many numbers of micro-batches, in one pass.
 
 Arrays are (pipeline, stage). Pipelines of different length stand flush at their last stage, because how many forwards a
 stage does before its first backward depends on the stages behind it alone. In round j every stage that exists does the
@@ -54,3 +54,29 @@ def stage_ends_s(forward_s: Array, backward_s: Array, message_s: Array, num_stag
     found = np.empty_like(free_s)
     found[order] = free_s
     return found
+
+
+def one_pipeline_ends_s(
+    forward_s: Sequence[float], backward_s: Sequence[float], message_s: Sequence[float], num_micro_batches: int,
+) -> list[float]:
+    """The same for one pipeline, by stage: quicker than arrays up to some hundred actions."""
+    num_stages = len(forward_s)
+    free_s, ended_s = [0.0] * num_stages, [0.0] * (num_stages + 1)
+    stages = range(num_stages)
+    back_s = [*message_s[1:], 0.0]
+    for turn in range(num_micro_batches + num_stages - 1):
+        if turn < num_micro_batches:
+            now = 0.0
+            for stage in stages:
+                now += message_s[stage]
+                if free_s[stage] > now:
+                    now = free_s[stage]
+                now += forward_s[stage]
+                free_s[stage] = now
+        first = max(0, num_stages - 1 - turn)
+        for stage in range(first, min(num_stages, num_micro_batches - 1 - turn + num_stages)):
+            now = ended_s[stage + 1] + back_s[stage]
+            if free_s[stage] > now:
+                now = free_s[stage]
+            free_s[stage] = ended_s[stage] = now + backward_s[stage]
+    return free_s

@@ -13,9 +13,12 @@ A node that joins stays idle except under ``repartition`` and ``spare``. Every l
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, TypeVar, cast
 
 from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
@@ -23,13 +26,17 @@ from everstep.decision import Candidate, Way
 from everstep.errors import InfeasibleError
 from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner import objective
-from everstep.planner.cost import SWITCH_S, is_shared, stall_seconds
-from everstep.planner.memory import overfull
+from everstep.planner.cost import SWITCH_S, is_shared, load_seconds, stall_seconds
+from everstep.planner.memory import needed_bytes, overfull
 from everstep.planner.moves import moves_for
+from everstep.planner.parts import grouped, holders_by_unit, kinds_of
 from everstep.planner.reroute import Router
 from everstep.planner.search import Priced, assign, best_priced, priced, why_nothing_fits
 from everstep.quantities import NodeId, UnitName, node_number
+from everstep.transfer import Move
 from everstep.workload import Workload
+
+_T = TypeVar("_T")
 
 EXTRA_SLOTS = 2
 """Activation slots beyond 1F1B that rerouting tries: two recover about half of what it costs without."""
@@ -68,9 +75,17 @@ class Situation:
     """Steps that would be trained again if state were lost at the next event."""
     switch_s: float = SWITCH_S
 
+    _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        return tuple(sorted(self.cluster.nodes, key=node_number))
+        return self.remembered("nodes", lambda: tuple(sorted(self.cluster.nodes, key=node_number)))
+
+    def remembered(self, what: str, work_out: Callable[[], _T]) -> _T:
+        """What several policies ask for is worked out once: nothing here changes."""
+        if what not in self._memory:
+            self._memory[what] = work_out()
+        return cast(_T, self._memory[what])
 
     @property
     def order(self) -> Order:
@@ -78,28 +93,48 @@ class Situation:
         return Order(split=self.plan.order.split)
 
 
-def available(situation: Situation) -> dict[NodeId, frozenset[int]]:
+def available(situation: Situation) -> Mapping[NodeId, frozenset[int]]:
     """The layers each living node can compute at once: placed on it, and all of their units held.
 
     Layers that nobody has in this sense, as after a change of placement that was broken off, are looked for by units
     alone.
     """
+    return situation.remembered("available", lambda: _available(situation))
+
+
+def _available(situation: Situation) -> dict[NodeId, frozenset[int]]:
+    needs = [situation.workload.units_of({layer}) for layer in range(situation.plan.num_layers)]
     usable = {
-        node: frozenset(
-            layer for layer in range(situation.plan.num_layers)
-            if situation.workload.units_of({layer}) <= situation.holds.get(node, frozenset())
-        )
-        for node in situation.nodes
+        held: frozenset(layer for layer, units in enumerate(needs) if units <= held) for held in set(situation.holds.values())
     }
-    placed = {node: usable[node].intersection(situation.plan.placement.get(node, ())) for node in situation.nodes}
-    covered = frozenset[int]().union(*placed.values())
-    return {node: placed[node] | (usable[node] - covered) for node in situation.nodes}
+    usable[frozenset()] = usable.get(frozenset()) or frozenset(layer for layer, units in enumerate(needs) if not units)
+    can = {node: usable[situation.holds.get(node, frozenset())] for node in situation.nodes}
+    placed = {node: can[node].intersection(situation.plan.placement.get(node, ())) for node in situation.nodes}
+    covered = frozenset[int]().union(*set(placed.values()))
+    if len(covered) == situation.plan.num_layers:
+        return placed
+    return {node: placed[node] | (can[node] - covered) for node in situation.nodes}
 
 
 def is_broken(situation: Situation) -> bool:
     """Whether some micro-batch's route meets a node that is gone or has lost its state."""
     can = available(situation)
-    return any(not _passes(route, can) for route in situation.plan.routes)
+    return any(not _passes(route, can) for route in _pipelines(situation))
+
+
+def _pipelines(situation: Situation) -> Mapping[Route, Sequence[int]]:
+    """Distinct routes of the plan before, and their micro-batches."""
+    return situation.remembered("pipelines", lambda: grouped(situation.plan.routes))
+
+
+def intact(situation: Situation) -> tuple[Route, ...]:
+    """Pipelines that are whole and that no rerouted micro-batch visits: they may stay as they are."""
+    can = available(situation)
+    visits = Counter(hop.node for route in _pipelines(situation) for hop in route)
+    return tuple(
+        route for route in _pipelines(situation)
+        if _passes(route, can) and all(visits[hop.node] == 1 for hop in route)
+    )
 
 
 def _passes(route: Route, can: Mapping[NodeId, frozenset[int]]) -> bool:
@@ -107,37 +142,57 @@ def _passes(route: Route, can: Mapping[NodeId, frozenset[int]]) -> bool:
 
 
 def reroute(situation: Situation) -> list[Candidate]:
-    """Only routes change. On devices of their own, nodes are also offered more activation slots."""
+    """Only routes change. On devices of their own, nodes get more activation slots where their memory allows it."""
     plan = _rerouted(situation, situation.plan, available(situation))
     if isinstance(plan, str):
         return [_no_answer("reroute", plan)]
-    plain = _candidate(situation, "reroute", plan, "now")
-    if plan.routes == situation.plan.routes or is_shared(situation.cluster):
-        return [plain]
-    roomy = replace(plan, order=replace(plan.order, extra_slots=max(plan.order.extra_slots, EXTRA_SLOTS)))
-    found = [plain, _candidate(situation, "reroute", roomy, "now")]
-    return [found[objective.choose(found)]] if any(candidate.feasible for candidate in found) else [plain]
+    if plan.routes != situation.plan.routes and not is_shared(situation.cluster):
+        extra_slots = max(plan.order.extra_slots, EXTRA_SLOTS)
+        if _has_room(situation, plan, extra_slots):
+            plan = replace(plan, order=replace(plan.order, extra_slots=extra_slots))
+    return [_candidate(situation, "reroute", plan, "now")]
+
+
+def _has_room(situation: Situation, plan: Plan, extra_slots: int) -> bool:
+    """Whether every node can hold as many activations as so many slots allow, whether it would use them or not."""
+    active = list(accumulate((layer.activation_bytes for layer in situation.workload.layers), initial=0))
+    slots: dict[NodeId, int] = {}
+    largest: dict[NodeId, int] = {}
+    for route in grouped(plan.routes):
+        for index, hop in enumerate(route):
+            slots[hop.node] = max(slots.get(hop.node, 0), len(route) - index)
+            largest[hop.node] = max(largest.get(hop.node, 0), active[hop.end] - active[hop.first])
+    held = {node: (count + extra_slots) * largest[node] for node, count in slots.items()}
+    return not overfull(
+        needed_bytes(plan, situation.workload, held), situation.cluster, situation.config.worker_memory_bytes,
+    )
 
 
 def _rerouted(situation: Situation, plan: Plan, can: Mapping[NodeId, frozenset[int]]) -> Plan | str:
     """``plan`` on the living nodes that ``can`` compute; or why there is no way."""
-    missing = sorted(set(range(plan.num_layers)) - frozenset[int]().union(*can.values()))
+    missing = sorted(set(range(plan.num_layers)) - frozenset[int]().union(*set(can.values())))
     if missing:
         return f"{_layers(missing, situation.workload)} no living holder"
     speeds = {node: situation.cluster.nodes[node].speed for node in can}
     routes = Router(can, situation.workload, speeds).routes(plan.routes)
     if routes is None:
         return "every way over the living holders would visit a node twice"
-    return replace(plan, routes=routes, placement={node: tuple(sorted(can[node])) for node in situation.nodes})
+    return replace(plan, routes=routes, placement=_placement(can, situation.nodes))
+
+
+def _placement(can: Mapping[NodeId, frozenset[int]], nodes: Sequence[NodeId]) -> dict[NodeId, tuple[int, ...]]:
+    layers = {held: tuple(sorted(held)) for held in set(can.values())}
+    return {node: layers[can[node]] for node in nodes}
 
 
 def spare(situation: Situation) -> list[Candidate]:
     """Idle nodes take the places of those who are gone, the busiest places first."""
     plan = situation.plan
-    busy = {hop.node for route in plan.routes for hop in route}
-    hops = [hop.node for route in plan.routes for hop in route]
+    busy: Counter[NodeId] = Counter()
+    for route, members in _pipelines(situation).items():
+        busy.update({hop.node: len(members) for hop in route})
     gone = [node for node in busy if node not in situation.cluster.nodes]
-    empty = sorted(gone, key=lambda node: (-hops.count(node), node_number(node)))
+    empty = sorted(gone, key=lambda node: (-busy[node], node_number(node)))
     idle = [node for node in situation.nodes if node not in busy]
     if not empty:
         return [_no_answer("spare", "nobody's place is empty")]
@@ -146,10 +201,11 @@ def spare(situation: Situation) -> list[Candidate]:
     places = empty[:len(idle)]
     wanted = [situation.workload.units_of(frozenset(plan.placement[node])) for node in places]
     chosen = dict(zip(places, assign(wanted, idle, situation.workload, situation.holds), strict=True))
-    can = available(situation)
+    can = dict(available(situation))
     for place, node in chosen.items():
         can[node] = frozenset(plan.placement[place])
-    routes = tuple(tuple(_moved(hop, chosen) for hop in route) for route in plan.routes)
+    moved = {route: tuple(_moved(hop, chosen) for hop in route) for route in _pipelines(situation)}
+    routes = tuple(moved[route] for route in plan.routes)
     filled = _rerouted(situation, replace(plan, routes=routes), can)
     if isinstance(filled, str):
         return [_no_answer("spare", filled)]
@@ -163,41 +219,45 @@ def _moved(hop: Hop, places: Mapping[NodeId, NodeId]) -> Hop:
 def shrink(situation: Situation) -> list[Candidate]:
     """Whole pipelines take the micro-batches of the broken ones, each next one where the busiest node has least to do."""
     can = available(situation)
-    whole = [route for route in situation.plan.pipelines() if _passes(route, can)]
+    pipelines = _pipelines(situation)
+    whole = [route for route in pipelines if _passes(route, can)]
     if not whole:
         return [_no_answer("shrink", "no pipeline is whole")]
-    work_s = {route: [_work_s(situation, hop) for hop in route] for route in whole}
-    load_s = dict.fromkeys(situation.nodes, 0.0)
+    work_s = [[_work_s(situation, hop) for hop in route] for route in whole]
+    load_s = dict.fromkeys((hop.node for route in whole for hop in route), 0.0)
 
-    def busiest_s(route: Route) -> float:
-        return max(load_s[hop.node] + seconds for hop, seconds in zip(route, work_s[route], strict=True))
+    def busiest_s(index: int) -> float:
+        return max(load_s[hop.node] + seconds for hop, seconds in zip(whole[index], work_s[index], strict=True))
 
-    def count(route: Route) -> None:
-        for hop, seconds in zip(route, work_s[route], strict=True):
-            load_s[hop.node] += seconds
-
-    for route in situation.plan.routes:
-        if route in work_s:
-            count(route)
-    routes = []
-    for route in situation.plan.routes:
-        taken = route if route in work_s else min(whole, key=busiest_s)
-        if route not in work_s:
-            count(taken)
-        routes.append(taken)
+    for route, seconds in zip(whole, work_s, strict=True):
+        for hop, hop_s in zip(route, seconds, strict=True):
+            load_s[hop.node] += len(pipelines[route]) * hop_s
+    heap = [(busiest_s(index), index) for index in range(len(whole))]
+    heapq.heapify(heap)
+    routes = list(situation.plan.routes)
+    broken = sorted(m for route in pipelines.keys() - set(whole) for m in pipelines[route])
+    for micro_batch in broken:
+        while (now_s := busiest_s(heap[0][1])) > heap[0][0]:  # another route visits one of its nodes
+            heapq.heapreplace(heap, (now_s, heap[0][1]))
+        index = heap[0][1]
+        routes[micro_batch] = whole[index]
+        for hop, hop_s in zip(whole[index], work_s[index], strict=True):
+            load_s[hop.node] += hop_s
     members = {hop.node for route in whole for hop in route}
-    kept = members if len(whole) < len(situation.plan.pipelines()) else set(situation.nodes)
-    placement = {node: tuple(sorted(can[node])) if node in kept else () for node in situation.nodes}
-    return [_candidate(situation, "shrink", replace(situation.plan, routes=tuple(routes), placement=placement), "now")]
+    kept = members if broken else set(situation.nodes)
+    placement = {node: can[node] if node in kept else frozenset[int]() for node in situation.nodes}
+    plan = replace(situation.plan, routes=tuple(routes), placement=_placement(placement, situation.nodes))
+    return [_candidate(situation, "shrink", plan, "now")]
 
 
 def _work_s(situation: Situation, hop: Hop) -> float:
-    return sum(situation.workload.layers[layer].total_s for layer in hop.layers) / situation.cluster.nodes[hop.node].speed
+    until = situation.remembered("work", lambda: list(accumulate((x.total_s for x in situation.workload.layers), initial=0.0)))
+    return (until[hop.end] - until[hop.first]) / situation.cluster.nodes[hop.node].speed
 
 
 def repartition(situation: Situation) -> list[Candidate]:
-    """The fastest layouts over all living nodes, each node in the place that it lacks least for."""
-    found = _layouts(situation, situation.holds)
+    """New layouts over all living nodes, from those that leave most pipelines as they are to the fastest."""
+    found = _layouts(situation)
     if not found:
         return [_no_answer("repartition", _why_nothing_fits(situation))]
     candidates = [_candidate(situation, "repartition", answer, "blocking") for answer in found[:REPARTITIONS]]
@@ -206,7 +266,7 @@ def repartition(situation: Situation) -> list[Candidate]:
 
 def restore(situation: Situation) -> list[Candidate]:
     """The fastest layout over all living nodes, and the steps since the checkpoint once more."""
-    found = _layouts(situation, {})
+    found = _layouts(situation)
     if not found:
         return [_no_answer("restore", _why_nothing_fits(situation))]
     return [_candidate(situation, "restore", found[0], "restore")]
@@ -242,10 +302,12 @@ def propose(situation: Situation) -> list[Candidate]:
     return [*found, *restore(situation)]
 
 
-def _layouts(situation: Situation, holds: Mapping[NodeId, frozenset[UnitName]]) -> list[Priced]:
-    return best_priced(
-        situation.nodes, situation.workload, situation.cluster, situation.config, holds=holds, order=situation.order,
-    )
+def _layouts(situation: Situation) -> list[Priced]:
+    """By step time. A restore takes the same layouts: what nodes hold decides only who gets which place."""
+    return situation.remembered("layouts", lambda: best_priced(
+        situation.nodes, situation.workload, situation.cluster, situation.config, holds=situation.holds,
+        order=situation.order, keep=intact(situation),
+    ))
 
 
 def _why_nothing_fits(situation: Situation) -> str:
@@ -259,17 +321,18 @@ def _candidate(situation: Situation, policy: str, plan: Plan | Priced, way: Way)
     too_much = overfull(answer.needed_bytes, situation.cluster, situation.config.worker_memory_bytes)
     if too_much:
         return _no_answer(policy, too_much)
-    try:
-        moves, loads = moves_for(answer.plan, situation.holds, situation.workload, restore=way == "restore")
-    except InfeasibleError as error:
-        return _no_answer(policy, str(error))
-    stall_s = stall_seconds(
-        moves, situation.cluster, loads=loads, workload=situation.workload, switch_s=situation.switch_s,
-    )
+    moves: tuple[Move, ...] = ()
     restore_step = None
     if way == "restore":
         restore_step = situation.checkpoint.step if situation.checkpoint else 0
+        stall_s = situation.switch_s + load_seconds(answer.plan, situation.workload)
         stall_s += max(0, situation.step - restore_step) * answer.step_s
+    else:
+        try:
+            moves, _ = moves_for(answer.plan, situation.holds, situation.workload)
+        except InfeasibleError as error:
+            return _no_answer(policy, str(error))
+        stall_s = stall_seconds(moves, situation.cluster, switch_s=situation.switch_s)
     return Candidate(
         policy=policy, plan=answer.plan, way="now" if way == "blocking" and not moves else way, step_s=answer.step_s,
         stall_s=stall_s, moved_bytes=sum(move.num_bytes for move in moves), peak_bytes=answer.peak_bytes,
@@ -283,16 +346,18 @@ def _candidate(situation: Situation, policy: str, plan: Plan | Priced, way: Way)
 
 def at_risk(plan: Plan, workload: Workload) -> float:
     """The share of nodes that hold the only copy of some unit."""
-    holders: dict[UnitName, list[NodeId]] = {}
-    for node in plan.nodes:
-        for unit in workload.units_of(frozenset(plan.placement[node])):
-            holders.setdefault(unit, []).append(node)
-    return len({nodes[0] for nodes in holders.values() if len(nodes) == 1}) / len(plan.nodes)
+    kinds = kinds_of(plan)
+    counts = [len(nodes) for nodes in kinds.values()]
+    lone = {
+        indices[0] for indices in holders_by_unit(list(kinds), workload).values()
+        if sum(counts[index] for index in indices) == 1
+    }
+    return len(lone) / len(plan.placement)
 
 
 def layout_words(plan: Plan) -> str:
     """``4+3``, or ``2×3+12×2`` where there are many: how long the pipelines are, longest first."""
-    lengths = Counter(len(route) for route in plan.pipelines())
+    lengths = Counter(len(route) for route in grouped(plan.routes))
     words = [f"{count}×{length}" if count > 2 else "+".join([str(length)] * count) for length, count in lengths.items()]
     return "+".join(word for _, word in sorted(zip(lengths, words, strict=True), reverse=True))
 

@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from everstep.plan import Hop, Route
+from everstep.planner.parts import grouped
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 
@@ -28,15 +30,24 @@ class Router:
         self._work_s = tuple(accumulate((layer.total_s for layer in workload.layers), initial=0.0))
         self._speeds = speeds
         self._load_s = dict.fromkeys(sorted(available, key=node_number), 0.0)
-        self._until = {node: _run_ends(available[node], self._num_layers) for node in self._load_s}
+        runs = {layers: _run_ends(layers, self._num_layers) for layers in set(available.values())}
+        self._until = {node: runs[available[node]] for node in self._load_s}
+        self._alike: dict[tuple[tuple[int, ...], float], list[tuple[float, int, NodeId]]] = {}
+        """Nodes that can compute the same at the same speed, a heap by load; loads there may be out of date."""
+        for node in self._load_s:
+            self._alike.setdefault((self._until[node], speeds[node]), []).append((0.0, node_number(node), node))
 
     def routes(self, old: Sequence[Route]) -> tuple[Route, ...] | None:
         """``old`` with every gap filled; None: some route cannot be completed without visiting a node twice."""
-        kept = [tuple(self._without_dead_shadow(hop) for hop in route if self._can_compute(hop)) for route in old]
-        for hops in kept:
-            self._count(hops)
+        kept: dict[Route, Route] = {}
+        for route, members in grouped(old).items():
+            hops = tuple(self._without_dead_shadow(hop) for hop in route if self._can_compute(hop))
+            kept[route] = route if hops == route else hops
+            self._count(hops, len(members))
+        by_object = {id(route): kept[route] for route in {id(route): route for route in old}.values()}
         found = []
-        for hops, route in zip(kept, old, strict=True):
+        for route in old:
+            hops = by_object[id(route)]
             whole = hops if len(hops) == len(route) else self._completed(hops)
             if whole is None:
                 return None
@@ -91,29 +102,53 @@ class Router:
             if position == end:
                 best, best_s = taken, busiest_s
                 return
-            for load_s, node, until in sorted(options(position, taken), key=lambda option: option[0]):
+            for load_s, node, until in options(position, taken):
                 worst_s = max(busiest_s, load_s)
                 if worst_s < best_s:
                     extend(until, [*taken, Hop(node, position, until)], worst_s)
 
         def options(position: int, taken: list[Hop]) -> list[tuple[float, NodeId, int]]:
+            """Of nodes that are alike the least busy one that the route does not visit yet; and the gap's neighbours."""
             found = []
-            for node, until in self._until.items():
+            visited = used.union(hop.node for hop in taken)
+            for (until, speed), nodes in self._alike.items():
                 reach = min(until[position], end)
-                meets_before = node == before and position == first
-                meets_after = following is not None and node == following.node and reach == end
-                fresh = node not in used and all(hop.node != node for hop in taken)
-                if reach > position and (fresh or meets_before or meets_after):
+                fresh = self._least_busy(nodes, visited) if reach > position else None
+                if fresh is not None:
+                    found.append((self._load_s[fresh] + (self._work_s[reach] - self._work_s[position]) / speed, fresh, reach))
+            for node in {before if position == first else None, following.node if following else None} - {None}:
+                assert node is not None, "taken out"
+                reach = min(self._until[node][position], end)
+                if reach > position and (node == before or reach == end):
                     seconds = (self._work_s[reach] - self._work_s[position]) / self._speeds[node]
                     found.append((self._load_s[node] + seconds, node, reach))
-            return found
+            return sorted(found, key=lambda option: (option[0], node_number(option[1])))
 
         extend(first, [], 0.0)
         return best
 
-    def _count(self, hops: Route, sign: int = 1) -> None:
+    def _least_busy(self, nodes: list[tuple[float, int, NodeId]], visited: set[NodeId]) -> NodeId | None:
+        passed = []
+        found: NodeId | None = None
+        while nodes and found is None:
+            load_s, number, node = nodes[0]
+            if load_s != self._load_s[node]:
+                heapq.heapreplace(nodes, (self._load_s[node], number, node))
+            elif node in visited:
+                passed.append(heapq.heappop(nodes))
+            else:
+                found = node
+        for entry in passed:
+            heapq.heappush(nodes, entry)
+        return found
+
+    def _count(self, hops: Route, times: int = 1) -> None:
         for hop in hops:
-            self._load_s[hop.node] += sign * (self._work_s[hop.end] - self._work_s[hop.first]) / self._speeds[hop.node]
+            node = hop.node
+            self._load_s[node] += times * (self._work_s[hop.end] - self._work_s[hop.first]) / self._speeds[node]
+            if times < 0:  # the entry in the heap says more than is true, which nothing else would find out
+                alike = self._alike[self._until[node], self._speeds[node]]
+                heapq.heappush(alike, (self._load_s[node], node_number(node), node))
 
 
 def _run_ends(layers: frozenset[int], num_layers: int) -> tuple[int, ...]:

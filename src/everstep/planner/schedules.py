@@ -266,8 +266,9 @@ def arrange(
             touched[node] = None
             if kind == F:
                 if hops_left[stop] > 1:
-                    push(forwards[node_of[stop + 1]], (forward_keys[stop + 1], stop + 1))
-                    touched[node_of[stop + 1]] = None
+                    following = node_of[stop + 1]
+                    push(forwards[following], (forward_keys[stop + 1], stop + 1))
+                    touched[following] = None
                 else:
                     push(backwards[node], (backward_keys[stop], stop))
                 continue
@@ -275,8 +276,9 @@ def arrange(
                 if split:
                     push(weights[node], stop)
                 if index[stop]:
-                    push(backwards[node_of[stop - 1]], (backward_keys[stop - 1], stop - 1))
-                    touched[node_of[stop - 1]] = None
+                    before = node_of[stop - 1]
+                    push(backwards[before], (backward_keys[stop - 1], stop - 1))
+                    touched[before] = None
             if kind == W or not split:
                 held[node] -= 1
         for node in touched:

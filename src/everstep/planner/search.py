@@ -29,6 +29,7 @@ from everstep.planner.cost import is_shared, seconds_after, staggered_seconds
 from everstep.planner.lengths import Choice, Kept, Lengths
 from everstep.planner.memory import cap_bytes, needed_bytes, overfull
 from everstep.planner.pace import pace
+from everstep.planner.parts import units_by_layers
 from everstep.planner.pipelines import Array
 from everstep.planner.splits import Bounds, Splits, splits_of
 from everstep.quantities import NodeId, UnitName, human_bytes, node_number
@@ -97,6 +98,12 @@ class Layout:
     estimate_s: float
 
     @property
+    def shapes(self) -> list[tuple[Bounds, int]]:
+        """Split and share of every pipeline."""
+        kept = [tuple([(hop.first, hop.end) for hop in route]) for route in self.kept]
+        return list(zip([*kept, *self.splits], self.shares, strict=True))
+
+    @property
     def places(self) -> tuple[tuple[int, int], ...]:
         """The layer range of every place of the new pipelines, one pipeline after the other."""
         return tuple(bounds for split in self.splits for bounds in split)
@@ -105,8 +112,10 @@ class Layout:
 class Catalogue:
     """Tables of times for one workload on one kind of cluster, and the layouts that they give."""
 
-    def __init__(self, workload: Workload, cluster: Cluster, config: PlannerConfig, nodes: Sequence[NodeId]) -> None:
-        self._workload, self._cluster, self._config = workload, cluster, config
+    def __init__(
+        self, workload: Workload, cluster: Cluster, config: PlannerConfig, nodes: Sequence[NodeId], *, split: bool = False,
+    ) -> None:
+        self._workload, self._cluster, self._split = workload, cluster, split
         self._cap = _cap(nodes, cluster, config)
         self._longest = min(config.max_stages, workload.num_layers)
         self._shared_s = _shared_s(workload, cluster)
@@ -118,6 +127,7 @@ class Catalogue:
     def splits(self) -> Splits:
         return splits_of(
             self._workload, self._cap, self._cluster.link, columns=self.columns, longest=self._longest,
+            split=self._split,
         )
 
     def layouts(self, num_nodes: int, keep: Sequence[Route], least: int) -> list[Layout]:
@@ -138,8 +148,10 @@ class Catalogue:
                 self._layout(splits, Choice(kept=(), lengths=lengths, step_s=0.0, idle=0), (), besides)
                 for lengths in _even(num_nodes, self._longest, least, total)
             ]
-        several = [layout for layout in found if layout is not None]
-        unique = {(layout.kept, layout.splits, layout.shares): layout for layout in several}
+        unique: dict[object, Layout] = {}
+        for layout in found:
+            if layout is not None:  # kept or put together again, it is the same: the first, which keeps more, stays
+                unique.setdefault(frozenset(Counter(layout.shapes).items()), layout)
         return sorted(unique.values(), key=lambda layout: _rounded(layout.estimate_s))[:COMPARED]
 
     def _layout(
@@ -323,7 +335,7 @@ def best_priced(
     place near it. ``keep``: pipelines of living nodes that run already and may stay as they are.
     """
     order = Order() if order is None else order
-    catalogue = Catalogue(workload, cluster, config, nodes)
+    catalogue = Catalogue(workload, cluster, config, nodes, split=order.split)
     ranked = sorted(nodes, key=lambda node: (cluster.nodes[node].host, node_number(node)))
     found: list[Layout] = []
     for least in (2, 1):
@@ -332,8 +344,8 @@ def best_priced(
     for layout in found:
         staying = {hop.node for route in layout.kept for hop in route}
         free = [node for node in ranked if node not in staying]
-        units = {bounds: workload.units_of(frozenset(range(*bounds))) for bounds in set(layout.places)}
-        chosen = assign([units[bounds] for bounds in layout.places], free, workload, holds or {})
+        units = units_by_layers((tuple(range(*bounds)) for bounds in layout.places), workload)
+        chosen = assign([units[tuple(range(*bounds))] for bounds in layout.places], free, workload, holds or {})
         answer = priced(plan_of(layout, chosen, ranked, workload.num_layers, order), workload, cluster)
         if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):
             answers.append(answer)

@@ -12,6 +12,12 @@ is tried, best first, until none is left. Memory forbids stages: (layers, r, m) 
 
 Exact means: over all contiguous splits, for the time that stages compute. Messages between the stages are added to the
 times of the table, not to what is minimised.
+
+With split backward there is no fixed order to be exact about. What a list schedule with the memory of 1F1B takes is close to
+
+    m·(F + B + W) of the slowest stage + F + B of all others
+
+which stands in for the time: it chooses splits and lengths, and the few layouts that remain are simulated.
 """
 
 from __future__ import annotations
@@ -46,9 +52,10 @@ class Splits:
 
     def __init__(
         self, workload: Workload, cap: int | None, *, columns: int | None = None, longest: int | None = None,
-        link: Link | None = None,
+        link: Link | None = None, split: bool = False,
     ) -> None:
         """``cap``: bytes that state and activations of a stage may take; None: not limited. ``link``: None is free."""
+        self._split = split
         self.columns = min(workload.num_micro_batches, columns or workload.num_micro_batches)
         self.longest = min(workload.num_layers, longest or workload.num_layers)
         self.open = 0
@@ -59,6 +66,8 @@ class Splits:
         self._layers = workload.layers
         self._forward_s = tuple(accumulate((layer.forward_s for layer in workload.layers), initial=0.0))
         self._work_s = tuple(accumulate((layer.total_s for layer in workload.layers), initial=0.0))
+        self._round_s = tuple(accumulate((layer.forward_s + layer.backward_input_s for layer in workload.layers), initial=0.0))
+        """F and B, without W."""
         self._active_bytes = tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0))
         self._held_bytes = _held_by_interval(workload)
         self._best, self._ends = self._least_bounds()
@@ -114,8 +123,11 @@ class Splits:
         total_s = np.array(self._work_s)
         forward_s, work_s = _intervals(self._forward_s)[:, :, None], _intervals(self._work_s)[:, :, None]
         after_s = (total_s[-1] - total_s)[None, :, None]
-        bound: Array = total_s[:-1, None, None] + many * work_s + np.maximum(0.0, after_s - warm_up * forward_s)
-        bound += np.where(many > behind + 1, np.maximum(0.0, after_s - warm_up * (work_s - forward_s)), 0.0)
+        if self._split:
+            bound: Array = many * work_s + self._round_s[-1] - _intervals(self._round_s)[:, :, None]
+        else:
+            bound = total_s[:-1, None, None] + many * work_s + np.maximum(0.0, after_s - warm_up * forward_s)
+            bound += np.where(many > behind + 1, np.maximum(0.0, after_s - warm_up * (work_s - forward_s)), 0.0)
         if self._cap is not None:
             held = np.minimum(many, behind + 1) * _intervals(self._active_bytes)[:, :, None] + self._held_bytes[:, :, None]
             bound[np.broadcast_to(held > self._cap, bound.shape)] = np.inf
@@ -144,7 +156,8 @@ class Splits:
             if np.isfinite(self._best[stages - 1][0, many - 1])
         ]
         self._cuts = {cell: self._traced(cell) for cell in cells}
-        self._close(dict(zip(cells, self._times_s(list(self._cuts.items()), None), strict=True)))
+        if not self._split:
+            self._close(dict(zip(cells, self._times_s(list(self._cuts.items()), None), strict=True)))
         rows = [np.full(self.columns, np.inf) for _ in range(self.longest)]
         for (stages, many), seconds in zip(cells, self._times_s(list(self._cuts.items()), self._link), strict=True):
             rows[stages - 1][many - 1] = seconds
@@ -199,9 +212,11 @@ class Splits:
         return extend(0, stages - 1, ())
 
     def _times_s(self, pairs: list[tuple[_Cell, Bounds]], link: Link | None) -> list[float]:
-        """What 1F1B takes for each of these cells and splits."""
+        """What 1F1B takes for each of these cells and splits, or what stands in for it with split backward."""
         if not pairs:
             return []
+        if self._split:
+            return [self._stand_in_s(many, cuts, link) for (_, many), cuts in pairs]
         forward_s, work_s = self._forward_s, self._work_s
         forwards = flush([[forward_s[end] - forward_s[first] for first, end in cuts] for _, cuts in pairs], self.longest)
         works = flush([[work_s[end] - work_s[first] for first, end in cuts] for _, cuts in pairs], self.longest)
@@ -215,19 +230,28 @@ class Splits:
         return found
 
 
-def splits_of(workload: Workload, cap: int | None, link: Link, *, columns: int, longest: int) -> Splits:
+    def _stand_in_s(self, many: int, cuts: Bounds, link: Link | None) -> float:
+        work_s, round_s = self._work_s, self._round_s
+        slowest_s = max(many * (work_s[end] - work_s[first]) - (round_s[end] - round_s[first]) for first, end in cuts)
+        sent_s = 0.0 if link is None else sum(2 * link.seconds(self._layers[first - 1].output_bytes) for first, _ in cuts[1:])
+        return slowest_s + round_s[-1] + sent_s
+
+
+def splits_of(
+    workload: Workload, cap: int | None, link: Link, *, columns: int, longest: int, split: bool = False,
+) -> Splits:
     """``Splits``, made once for the same figures: a few of the newest are kept."""
     units = tuple(sorted(workload.units.items()))
-    return _splits(workload.layers, units, min(columns, workload.num_micro_batches), cap, link, longest)
+    return _splits(workload.layers, units, min(columns, workload.num_micro_batches), cap, link, longest, split)
 
 
 @lru_cache(maxsize=16)
 def _splits(
     layers: tuple[LayerCost, ...], units: tuple[tuple[UnitName, Unit], ...], columns: int, cap: int | None, link: Link,
-    longest: int,
+    longest: int, split: bool,
 ) -> Splits:
     workload = Workload(layers=layers, units=dict(units), num_micro_batches=columns)
-    return Splits(workload, cap, longest=longest, link=link)
+    return Splits(workload, cap, longest=longest, link=link, split=split)
 
 
 def _intervals(running: tuple[float, ...] | tuple[int, ...]) -> Array:

@@ -12,6 +12,7 @@ from everstep.errors import ConfigError
 from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.first import Split, first_plan
+from everstep.planner.parts import units_by_layers
 from everstep.planner.policy import CheckpointInfo, Situation, propose
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.workload import Workload
@@ -45,13 +46,23 @@ class WhatIf:
         return self.decision.candidate
 
 
+def running(cluster: Cluster, workload: Workload, config: PlannerConfig, *, split: Split = "auto") -> Decision:
+    """The first plan for ``cluster``: what would run before anything happens.
+
+    Raises:
+        InfeasibleError: no plan fits; ``rejected`` says why.
+    """
+    return first_plan(tuple(cluster.nodes), workload, cluster, config, split=split, redo_steps=REDO_STEPS)
+
+
 def what_if(
     cluster: Cluster, workload: Workload, config: PlannerConfig, *, lose: tuple[NodeId, ...] = (), add: int = 0,
-    gap_s: float | None = None, policy: Policy | None = None, split: Split = "auto",
+    gap_s: float | None = None, policy: Policy | None = None, split: Split = "auto", start: Decision | None = None,
 ) -> WhatIf:
     """The first plan for ``cluster``, then the decision if ``lose`` were lost and ``add`` nodes joined, all at once.
 
     ``gap_s`` and ``policy`` replace those of ``config``. The last checkpoint is taken to be ``REDO_STEPS`` steps old.
+    ``start``: what runs, where the caller has it already from ``running``.
 
     Raises:
         ConfigError: a lost node is not in the cluster, or none would be left.
@@ -60,8 +71,8 @@ def what_if(
     config = replace(config, gap_s=gap_s if gap_s is not None else config.gap_s, policy=policy or config.policy)
     unknown = [node for node in lose if node not in cluster.nodes]
     if unknown:
-        raise ConfigError(f"{', '.join(unknown)} not in the cluster; nodes are {', '.join(cluster.nodes)}")
-    start = first_plan(tuple(cluster.nodes), workload, cluster, config, split=split, redo_steps=REDO_STEPS)
+        raise ConfigError(f"{', '.join(unknown)} not in the cluster; nodes are {_few(tuple(cluster.nodes))}")
+    start = running(cluster, workload, config, split=split) if start is None else start
     before, before_step_s = start.plan, start.candidate.step_s
     if not lose and not add:
         return WhatIf(before=before, before_step_s=before_step_s, decision=start)
@@ -76,12 +87,17 @@ def what_if(
     )
     candidates = propose(situation)
     chosen = objective.choose(candidates)
-    events = [f"{', '.join(nodes)} {word}" for nodes, word in ((lose, "lost"), (joined, "joined")) if nodes]
+    events = [f"{_few(nodes)} {word}" for nodes, word in ((lose, "lost"), (joined, "joined")) if nodes]
     decision = Decision(
         cause="; ".join(events), view=2, step=situation.step, lost=lose, gap_s=config.gap_s,
         candidates=objective.explained(candidates, chosen), chosen=chosen,
     )
     return WhatIf(before=before, before_step_s=before_step_s, decision=decision)
+
+
+def _few(nodes: tuple[NodeId, ...], most: int = 32) -> str:
+    more = f" and {len(nodes) - most} more" if len(nodes) > most else ""
+    return ", ".join(nodes[:most]) + more
 
 
 def _with_newcomers(cluster: Cluster, count: int) -> tuple[Cluster, tuple[NodeId, ...]]:
@@ -93,4 +109,5 @@ def _with_newcomers(cluster: Cluster, count: int) -> tuple[Cluster, tuple[NodeId
 
 
 def _holds(plan: Plan, workload: Workload, cluster: Cluster) -> Mapping[NodeId, frozenset[UnitName]]:
-    return {node: workload.units_of(frozenset(plan.placement.get(node, ()))) for node in cluster.nodes}
+    units = units_by_layers([(), *plan.placement.values()], workload)
+    return {node: units[plan.placement.get(node, ())] for node in cluster.nodes}

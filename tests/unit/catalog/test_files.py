@@ -73,11 +73,39 @@ def test_shipped_workloads_can_be_planned_for(name: str) -> None:
 
 
 def test_what_is_shipped_is_listed() -> None:
-    assert names("cluster") == ("cluster-32", "cluster-8")
-    assert names("workload") == ("workload-gpt-124m", "workload-tiny-gpt")
-    assert len(load_cluster("cluster-32").nodes) == 32
+    assert names("cluster") == ("cluster-1024", "cluster-16384", "cluster-30", "cluster-32", "cluster-8")
+    assert names("workload") == (
+        "workload-gpt-1.3b", "workload-gpt-124m", "workload-gpt-2.7b", "workload-gpt-350m", "workload-gpt-6.7b",
+        "workload-llama-70b", "workload-llama-7b", "workload-tiny-gpt",
+    )
+    assert all(len(load_cluster(f"cluster-{count}").nodes) == count for count in (8, 30, 32, 1024, 16384))
     parameters = sum(unit.parameter_bytes for unit in load_workload("workload-gpt-124m").units.values()) / 4
     assert parameters == pytest.approx(124e6, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("gpt-350m", 0.355e9), ("gpt-1.3b", 1.3e9), ("gpt-2.7b", 2.65e9), ("gpt-6.7b", 6.66e9), ("llama-7b", 6.74e9),
+    ("llama-70b", 69e9),
+])
+def test_computed_workloads_have_the_parameters_that_their_names_say(name: str, expected: float) -> None:
+    units = load_workload(f"workload-{name}").units.values()
+    assert sum(unit.parameter_bytes for unit in units) / 2 == pytest.approx(expected, rel=0.02)
+    assert all(unit.state_bytes == 7 * unit.parameter_bytes for unit in units)
+
+
+def test_the_largest_shipped_workloads_fit_the_clusters_that_they_are_meant_for() -> None:
+    for cluster, workload, shape in (
+        ("cluster-32", "gpt-6.7b", "8×4"), ("cluster-1024", "llama-7b", None), ("cluster-16384", "llama-70b", None),
+    ):
+        hardware, job = load_cluster(cluster), load_workload(f"workload-{workload}")
+        state = sum(unit.held_bytes for unit in job.units.values())
+        memory = sum(node.memory_bytes or 0 for node in hardware.nodes.values())
+        assert 2 * state < memory, f"{cluster} keeps two replicas of {shape or workload}"
+
+
+def test_hosts_may_be_counted(tmp_path: Path) -> None:
+    found = load_cluster(written(tmp_path, '[[hosts]]\nname = "h"\ncount = 2\nnodes = 2\n'))
+    assert [node.host for node in found.nodes.values()] == ["h0", "h0", "h1", "h1"]
 
 
 def test_nodes_are_numbered_host_by_host(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from everstep.planner.cost import (
     calibrated,
     finish_seconds,
     is_shared,
+    load_seconds,
     reduction_groups,
     shared_seconds,
     stall_seconds,
@@ -23,7 +24,7 @@ from everstep.planner.memory import cap_bytes, node_bytes, overfull
 from everstep.planner.schedules import order_of
 from everstep.quantities import HostId, UnitName
 from everstep.schedule import Kind
-from everstep.transfer import Load, Move
+from everstep.transfer import Move
 from everstep.workload import Unit
 
 from .worlds import cluster_of, grid_plan, node, plans, slow_makespan_s, workload_of
@@ -96,10 +97,11 @@ def test_the_slowest_node_decides_how_long_moves_stall() -> None:
     assert stall_seconds([], cluster, switch_s=0.5) == 0.5
 
 
-def test_loads_take_their_bytes_at_the_rate_of_the_disk() -> None:
-    loads = [Load(UNIT, node(0)), Load(UNIT, node(1))]
-    workload = workload_of(1, 1, state_bytes=30)
-    assert stall_seconds([], cluster_of(2), loads=loads, workload=workload, switch_s=1.0, read_bytes_per_s=10.0) == 4.0
+def test_a_restore_reads_the_bytes_of_the_fullest_node_at_the_rate_of_the_disk() -> None:
+    plan, workload = grid_plan(2, 2, 1), workload_of(2, 2, state_bytes=30)
+    assert load_seconds(plan, workload, read_bytes_per_s=10.0) == 3.0
+    whole = replace(plan, placement={**plan.placement, node(0): (0, 1)})
+    assert load_seconds(whole, workload, read_bytes_per_s=10.0) == 6.0
 
 
 def test_predictions_follow_what_is_measured() -> None:
