@@ -130,7 +130,7 @@ def _marked(value: float, target: float) -> str:
 
 
 def _regret(value: float, limit: float) -> str:
-    return f"{value * 100:+.1f}" + (" ✗" if value > limit + 5e-5 else "")
+    return f"{value * 100:+.2f}" + (" ✗" if value > limit + 5e-5 else "")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -211,8 +211,9 @@ class Policy:
             return next((option for option in options if option.way != "now"), options[0])
         if self.rules.look_ahead or self.rules.score == "liveput":
             gap_s = situation.gap_s if self.rules.knows_gap else situation.seen_gap_s
+            lasts_s = gap_s if self.rules.score == "liveput" else gap_s * -math.expm1(-situation.costs.move_s / gap_s)
             options = sorted(options, key=lambda option: -option.value)[:4]
-            options = [replace(each, value=each.value + gap_s * self.after_a_loss(each.target)) for each in options]
+            options = [replace(each, value=each.value + lasts_s * self.after_a_loss(each.target)) for each in options]
         return max(options, key=lambda option: (option.value * (1 + _GAIN if option.way == "now" else 1), -option.stall_s))
 
     def after_a_loss(self, layout: Layout) -> float:

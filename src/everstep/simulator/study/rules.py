@@ -78,7 +78,7 @@ class Rules:
     sturdy_start: bool = False
     """Starts with the layout that would be best after one loss, of those that are as good without."""
     look_ahead: bool = False
-    """Adds what would be left after the next loss to the value of the best few."""
+    """Adds what would be left after the next loss, while state is moved again, to the value of the best few."""
 
 
 def named(name: str, family: Family = "staggered") -> Rules:
