@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from everstep.quantities import NodeId
 from everstep.records import Committed, StepSeen, ViewCommitted, read
 from everstep.runtime import checkpoints
+from everstep.runtime.control import Hello, framed
 from tests.integration.harness import ROOT, SCRIPTS, processes_of, train
 
 WITHIN_S = 90.0
@@ -221,3 +225,66 @@ def test_a_kill_that_never_strikes_is_said(tmp_path: Path) -> None:
     run = train(tmp_path, "small.py", "--steps", "4", workers=2, kills=("worker=0,step=9,phase=backward",))
     assert run.outcome.exit_code == 0
     assert run.outcome.message == "never struck: worker=0,step=9,phase=backward: no worker came by"
+
+
+def test_what_the_script_raises_behind_its_loop_fails_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(changed(NO_BUG, ("lr=0.1", "lr=1e-4")) + "raise RuntimeError('the export failed')\n")
+    run = train(tmp_path / "run", str(script), workers=2)
+    assert run.outcome.exit_code == 1
+    assert "RuntimeError: the export failed" in run.outcome.message
+    assert len(run.losses) == 20
+
+
+def test_a_second_agent_in_the_folder_of_a_running_one_is_refused(tmp_path: Path) -> None:
+    process = begun(tmp_path)
+    second = everstep("run", str(SCRIPTS / "small.py"), "--resume", "--dir", str(tmp_path))
+    _, errors = second.communicate(timeout=WITHIN_S)
+    assert second.returncode == 2
+    assert f"is being run by process {process.pid}" in errors
+    seen = steps_seen(tmp_path)
+    until(lambda: steps_seen(tmp_path) > seen, "the first run to go on")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 130
+
+
+def test_a_stopped_process_group_goes_on_when_it_is_continued(tmp_path: Path) -> None:
+    """Ctrl-Z and fg: the agent slept through the silence itself, so nobody is to blame for it."""
+    process = begun(tmp_path, "--set", "detector.suspect_after_s=1")
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in (process.pid, *processes_of(tmp_path)):
+            os.kill(pid, number)
+        time.sleep(3 if number is signal.SIGSTOP else 0)  # the silence is the thing tested
+    seen = steps_seen(tmp_path)
+    until(lambda: steps_seen(tmp_path) > seen + 3 or process.poll() is not None, "training to go on")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=WITHIN_S)
+    assert not any("lost" in view.cause for view in read(tmp_path / "agent.jsonl") if isinstance(view, ViewCommitted))
+
+
+def test_strangers_at_the_agents_port_are_hung_up_on(tmp_path: Path) -> None:
+    process = begun(tmp_path)
+    listening = ports_of(process.pid)
+    for port in listening:
+        for words in (b"", b"\xff" * 64, struct.pack("!I", 2**31), framed(HELLO)):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+                stranger.sendall(words)
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(1) == b""
+    assert listening
+    seen = steps_seen(tmp_path)
+    until(lambda: steps_seen(tmp_path) > seen + 3 or process.poll() is not None, "training to go on")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 130
+
+
+HELLO = Hello(token="é", node=NodeId("n0"), pid=1, incarnation=1, address="")
+
+
+def ports_of(pid: int) -> list[int]:
+    """Where a process listens."""
+    sockets = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
