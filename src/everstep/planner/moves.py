@@ -25,25 +25,48 @@ def moves_for(plan: Plan, holds: Holds, workload: Workload, restore: bool = Fals
         InfeasibleError: a unit that somebody lacks has no living holder; ``rejected`` names each.
     """
     units = units_by_layers(plan.placement.values(), workload)
-    wanted = [(node, units[plan.placement[node]]) for node in plan.nodes]
     if restore:
+        wanted = [(node, units[plan.placement[node]]) for node in plan.nodes]
         return (), tuple(Load(unit, node) for node, needed in wanted for unit in _in_order(needed, workload))
-    absent = [(node, needed - holds.get(node, frozenset())) for node, needed in wanted]
-    lacking = [(node, unit) for node, some in absent if some for unit in _in_order(some, workload)]
-    if not lacking:
+    absent = _absent(plan, holds, units)
+    if not absent:
         return (), ()
-    living = sorted((node for node in holds if node in plan.placement), key=node_number)
-    sources = {unit: [node for node in living if unit in holds[node]] for unit in {unit for _, unit in lacking}}
+    lacking = [(node, unit) for node in sorted(absent, key=node_number) for unit in _in_order(absent[node], workload)]
+    by_held: dict[frozenset[UnitName], list[NodeId]] = {}
+    for node, held in holds.items():
+        if node in plan.placement:
+            by_held.setdefault(held, []).append(node)
+    sources = {
+        unit: sorted((node for held, nodes in by_held.items() if unit in held for node in nodes), key=node_number)
+        for unit in {unit for _, unit in lacking}
+    }
     lost = {unit: "no living holder" for unit in _in_order(frozenset(sources), workload) if not sources[unit]}
     if lost:
         raise InfeasibleError(f"no living holder of {', '.join(lost)}", {str(unit): why for unit, why in lost.items()})
-    sent_bytes = dict.fromkeys(living, 0)
+    sent_bytes = dict.fromkeys(holds, 0)
     chosen: dict[tuple[NodeId, UnitName], Move] = {}
     for node, unit in sorted(lacking, key=lambda pair: -workload.units[pair[1]].state_bytes):
         source = min(sources[unit], key=lambda holder: sent_bytes[holder])
         sent_bytes[source] += workload.units[unit].state_bytes
         chosen[node, unit] = Move(unit, source, node, workload.units[unit].state_bytes)
     return tuple(chosen[pair] for pair in lacking), ()
+
+
+def _absent(
+    plan: Plan, holds: Holds, units: Mapping[tuple[int, ...], frozenset[UnitName]],
+) -> dict[NodeId, frozenset[UnitName]]:
+    """What nodes lack, of those that lack something; most have just what they need, and few different things are held."""
+    nothing = frozenset[UnitName]()
+    known: dict[tuple[int, int], frozenset[UnitName]] = {}
+    found: dict[NodeId, frozenset[UnitName]] = {}
+    for node, layers in plan.placement.items():
+        needed, held = units[layers], holds.get(node, nothing)
+        name = (id(needed), id(held))
+        if name not in known:
+            known[name] = needed - held
+        if known[name]:
+            found[node] = known[name]
+    return found
 
 
 def _in_order(units: frozenset[UnitName], workload: Workload) -> list[UnitName]:
