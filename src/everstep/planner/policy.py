@@ -89,8 +89,9 @@ class Situation:
 
     @property
     def order(self) -> Order:
-        """For new layouts: split as before, nothing borrowed."""
-        return Order(split=self.plan.order.split)
+        """For new layouts: split as before, with as many slots as before where they fit, which fused backward does not need."""
+        before = self.plan.order
+        return Order(split=before.split, extra_slots=before.extra_slots if before.split else 0)
 
 
 def available(situation: Situation) -> Mapping[NodeId, frozenset[int]]:

@@ -113,9 +113,9 @@ class Catalogue:
     """Tables of times for one workload on one kind of cluster, and the layouts that they give."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, config: PlannerConfig, nodes: Sequence[NodeId], *, split: bool = False,
+        self, workload: Workload, cluster: Cluster, config: PlannerConfig, nodes: Sequence[NodeId], order: Order,
     ) -> None:
-        self._workload, self._cluster, self._split = workload, cluster, split
+        self._workload, self._cluster, self._order = workload, cluster, order
         self._cap = _cap(nodes, cluster, config)
         self._longest = min(config.max_stages, workload.num_layers)
         self._shared_s = _shared_s(workload, cluster)
@@ -127,7 +127,7 @@ class Catalogue:
     def splits(self) -> Splits:
         return splits_of(
             self._workload, self._cap, self._cluster.link, columns=self.columns, longest=self._longest,
-            split=self._split,
+            split=self._order.split, roomy=self._order.split and self._order.extra_slots > 2,
         )
 
     def layouts(self, num_nodes: int, keep: Sequence[Route], least: int) -> list[Layout]:
@@ -335,7 +335,7 @@ def best_priced(
     place near it. ``keep``: pipelines of living nodes that run already and may stay as they are.
     """
     order = Order() if order is None else order
-    catalogue = Catalogue(workload, cluster, config, nodes, split=order.split)
+    catalogue = Catalogue(workload, cluster, config, nodes, order)
     ranked = sorted(nodes, key=lambda node: (cluster.nodes[node].host, node_number(node)))
     found: list[Layout] = []
     for least in (2, 1):
@@ -346,10 +346,21 @@ def best_priced(
         free = [node for node in ranked if node not in staying]
         units = units_by_layers((tuple(range(*bounds)) for bounds in layout.places), workload)
         chosen = assign([units[tuple(range(*bounds))] for bounds in layout.places], free, workload, holds or {})
-        answer = priced(plan_of(layout, chosen, ranked, workload.num_layers, order), workload, cluster)
-        if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):
-            answers.append(answer)
+        plan = plan_of(layout, chosen, ranked, workload.num_layers, order)
+        for extra_slots in _slots_to_try(order, layout):
+            answer = priced(replace(plan, order=replace(order, extra_slots=extra_slots)), workload, cluster)
+            if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):
+                answers.append(answer)
+                break
     return sorted(answers, key=lambda answer: _rounded(answer.step_s))
+
+
+def _slots_to_try(order: Order, layout: Layout) -> list[int]:
+    """The most first. Where some are given, a long pipeline of small stages may use as many as it has stages."""
+    if not order.extra_slots:
+        return [0]
+    longest = max(len(bounds) for bounds, _ in layout.shapes)
+    return sorted({longest, order.extra_slots, order.extra_slots // 2, 0}, reverse=True)
 
 
 def best_plans(
