@@ -2,13 +2,17 @@
 
 ====================  =================================================================================================
 ``reroute``           routes only: living holders of the same layers take over the hops of who is gone
+``normalize``         a healthy node changes its role, so that losses sit where they hurt least; else as ``reroute``
 ``spare``             an idle node takes the place of one that is gone; if there are too few, the rest is rerouted
 ``shrink``            pipelines that met who is gone are dropped, their micro-batches spread over the whole ones
+``heal``              idle nodes and newcomers take the layers whose holders have most to do; losses as ``reroute``
+``grow``              whole pipelines stay, idle nodes and newcomers lengthen one or make new ones; losses as ``reroute``
 ``repartition``       new pipelines over all survivors, state moved first
 ``restore``           new pipelines over all survivors, all state from the newest checkpoint, or from the initial weights
 ====================  =================================================================================================
 
-A node that joins stays idle except under ``repartition`` and ``spare``. Every living node is in every plan.
+A node that joins stays idle except under ``heal``, ``grow``, ``repartition`` and ``auto``. Every living node is in every
+plan.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from everstep.planner.memory import needed_bytes, overfull
 from everstep.planner.moves import moves_for
 from everstep.planner.parts import grouped, holders_by_unit, kinds_of
 from everstep.planner.reroute import Router
+from everstep.planner.schedules import streams
 from everstep.planner.search import Priced, assign, best_priced, priced, why_nothing_fits
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.transfer import Move
@@ -144,14 +149,23 @@ def _passes(route: Route, can: Mapping[NodeId, frozenset[int]]) -> bool:
 
 def reroute(situation: Situation) -> list[Candidate]:
     """Only routes change. On devices of their own, nodes get more activation slots where their memory allows it."""
-    plan = _rerouted(situation, situation.plan, available(situation))
+    plan = _over_the_living(situation)
     if isinstance(plan, str):
         return [_no_answer("reroute", plan)]
-    if plan.routes != situation.plan.routes and not is_shared(situation.cluster):
-        extra_slots = max(plan.order.extra_slots, EXTRA_SLOTS)
-        if _has_room(situation, plan, extra_slots):
-            plan = replace(plan, order=replace(plan.order, extra_slots=extra_slots))
-    return [_candidate(situation, "reroute", plan, "now")]
+    return [_candidate(situation, "reroute", _with_slots(situation, plan), "now")]
+
+
+def _over_the_living(situation: Situation) -> Plan | str:
+    """The plan before with routes over who is left, or why there is no way."""
+    return situation.remembered("rerouted", lambda: _rerouted(situation, situation.plan, available(situation)))
+
+
+def _with_slots(situation: Situation, plan: Plan) -> Plan:
+    """``plan`` with more activation slots where its routes are new, nodes have devices of their own, and memory allows it."""
+    extra_slots = max(plan.order.extra_slots, EXTRA_SLOTS)
+    if plan.routes == situation.plan.routes or is_shared(situation.cluster) or not _has_room(situation, plan, extra_slots):
+        return plan
+    return replace(plan, order=replace(plan.order, extra_slots=extra_slots))
 
 
 def _has_room(situation: Situation, plan: Plan, extra_slots: int) -> bool:
@@ -273,16 +287,121 @@ def restore(situation: Situation) -> list[Candidate]:
     return [_candidate(situation, "restore", found[0], "restore")]
 
 
+def normalize(situation: Situation) -> list[Candidate]:
+    """One healthy node changes its role, from where losses hurt least to where they hurt most.
+
+    Proposed only where its new peers would then still have at least as much to do as those it leaves.
+    """
+    found = _loads(situation)
+    if isinstance(found, str):
+        return [_no_answer("normalize", found)]
+    plan, load_s = found
+    groups = _by_layers(plan, load_s)
+    if len(groups) < 2:
+        return [_no_answer("normalize", "all nodes have the same role")]
+    busiest = max(groups, key=lambda layers: _mean(groups[layers], load_s))
+    others = [layers for layers, nodes in groups.items() if layers != busiest and len(nodes) > 1]
+    if not others:
+        return [_no_answer("normalize", "no role could spare a node")]
+    calmest = min(others, key=lambda layers: _mean(groups[layers], load_s) / (1 - 1 / len(groups[layers])))
+    here, there = groups[busiest], groups[calmest]
+    relieved_s = _mean(here, load_s) * len(here) / (len(here) + 1)
+    burdened_s = _mean(there, load_s) * len(there) / (len(there) - 1)
+    if relieved_s < burdened_s * (1 - objective.NOISE):
+        return [_no_answer("normalize", "losses sit where they hurt least")]
+    node = min(there, key=lambda node: (load_s[node], node_number(node)))
+    return [_with_roles(situation, "normalize", {node: busiest})]
+
+
+def heal(situation: Situation) -> list[Candidate]:
+    """Idle nodes, newcomers among them, take the layers whose holders have most to do."""
+    found = _loads(situation)
+    if isinstance(found, str):
+        return [_no_answer("heal", found)]
+    plan, load_s = found
+    idle = [node for node in situation.nodes if not load_s[node]]
+    if not idle:
+        return [_no_answer("heal", "no node is idle")]
+    groups = {layers: list(nodes) for layers, nodes in _by_layers(plan, load_s).items()}
+    total_s = {layers: sum(load_s[node] for node in nodes) for layers, nodes in groups.items()}
+    even = {layers: len(nodes) for layers, nodes in groups.items()}
+    roles: dict[NodeId, tuple[int, ...]] = {}
+    for node in idle:
+        busiest = max(even, key=lambda layers: total_s[layers] / even[layers])
+        if total_s[busiest] / even[busiest] <= min(total_s[layers] / even[layers] for layers in even) * (1 + objective.NOISE):
+            break  # there is no hole to fill
+        even[busiest] += 1
+        roles[node] = busiest
+    if not roles:
+        return [_no_answer("heal", "there is no hole to fill")]
+    return [_with_roles(situation, "heal", roles)]
+
+
+def grow(situation: Situation) -> list[Candidate]:
+    """Pipelines that are whole stay; the other nodes, newcomers among them, lengthen one or make new ones."""
+    candidates = [_candidate(situation, "grow", answer, "blocking") for answer in _layouts(situation)[:REPARTITIONS]]
+    feasible = [candidate for candidate in candidates if candidate.feasible]
+    if not feasible:
+        return [_no_answer("grow", _why_nothing_fits(situation))]
+    return [min(feasible, key=lambda candidate: (candidate.moved_bytes, candidate.step_s))]
+
+
+def _loads(situation: Situation) -> tuple[Plan, dict[NodeId, float]] | str:
+    """The plan with routes over the living, and the seconds of work that each node has in it."""
+    plan = _over_the_living(situation)
+    if isinstance(plan, str):
+        return plan
+    load_s = dict.fromkeys(situation.nodes, 0.0)
+    for route, members in grouped(plan.routes).items():
+        for hop in route:
+            load_s[hop.node] += len(members) * _work_s(situation, hop)
+    return plan, load_s
+
+
+def _by_layers(plan: Plan, load_s: Mapping[NodeId, float]) -> dict[tuple[int, ...], list[NodeId]]:
+    found: dict[tuple[int, ...], list[NodeId]] = {}
+    for node, layers in plan.placement.items():
+        if load_s[node]:
+            found.setdefault(layers, []).append(node)
+    return found
+
+
+def _mean(nodes: Sequence[NodeId], load_s: Mapping[NodeId, float]) -> float:
+    return sum(load_s[node] for node in nodes) / len(nodes)
+
+
+def _with_roles(situation: Situation, policy: str, roles: Mapping[NodeId, tuple[int, ...]]) -> Candidate:
+    """Nodes hold other layers than before, and what peers do for others is shared out anew."""
+    can = dict(available(situation)) | {node: frozenset(layers) for node, layers in roles.items()}
+    routes = situation.plan.routes
+    names = streams(routes)
+    visits = Counter((hop.node, name) for route, name in zip(routes, names, strict=True) for hop in route)
+    home: dict[NodeId, NodeId] = {}
+    for (node, name), _ in visits.most_common():
+        home.setdefault(node, name)
+    at_home = tuple(
+        tuple([hop for hop in route if home[hop.node] == name]) for route, name in zip(routes, names, strict=True)
+    )
+    plan = _rerouted(situation, replace(situation.plan, routes=at_home), can)
+    if isinstance(plan, str):
+        return _no_answer(policy, plan)
+    return _candidate(situation, policy, _with_slots(situation, plan), "blocking")
+
+
 def keep(situation: Situation) -> list[Candidate]:
     """Nothing changes but who is in: newcomers are spares."""
-    plan = _rerouted(situation, situation.plan, available(situation))
+    plan = _over_the_living(situation)
     assert isinstance(plan, Plan), "only asked where no route is broken"
     return [_candidate(situation, "spare" if situation.joined else "reroute", plan, "now")]
 
 
 POLICIES: Mapping[str, Callable[[Situation], list[Candidate]]] = {
-    "reroute": reroute, "spare": spare, "shrink": shrink, "repartition": repartition, "restore": restore,
+    "reroute": reroute, "normalize": normalize, "spare": spare, "heal": heal, "shrink": shrink, "grow": grow,
+    "repartition": repartition, "restore": restore,
 }
+
+BESIDE_REROUTE = ("normalize", "heal", "grow")
+"""Policies that are about more than a loss: chosen alone, they are asked beside ``reroute`` and the better one is taken."""
 
 
 def propose(situation: Situation) -> list[Candidate]:
@@ -292,12 +411,14 @@ def propose(situation: Situation) -> list[Candidate]:
     """
     forced = situation.config.policy
     if not is_broken(situation):
-        if forced == "repartition":
-            return repartition(situation)
-        return keep(situation) + (repartition(situation) if forced == "auto" else [])
-    if forced == "auto":
-        return [candidate for policy in POLICIES.values() for candidate in policy(situation)]
+        asked = {"auto": ("heal", "repartition"), "repartition": ("repartition",), "heal": ("heal",), "grow": ("grow",)}
+        found = [] if forced == "repartition" else keep(situation)
+        return found + [candidate for policy in asked.get(forced, ()) for candidate in POLICIES[policy](situation)]
+    if forced == "auto":  # what grow would do is among the layouts of repartition
+        return [c for name, policy in POLICIES.items() if name != "grow" for c in policy(situation)]
     found = POLICIES[forced](situation)
+    if forced in BESIDE_REROUTE:
+        found = [*reroute(situation), *found]
     if forced == "restore" or any(candidate.feasible for candidate in found):
         return found
     return [*found, *restore(situation)]
@@ -337,7 +458,7 @@ def _candidate(situation: Situation, policy: str, plan: Plan | Priced, way: Way)
     return Candidate(
         policy=policy, plan=answer.plan, way="now" if way == "blocking" and not moves else way, step_s=answer.step_s,
         stall_s=stall_s, moved_bytes=sum(move.num_bytes for move in moves), peak_bytes=answer.peak_bytes,
-        restore_step=restore_step, reason=layout_words(answer.plan) if policy in ("repartition", "start") else "",
+        restore_step=restore_step, reason=layout_words(answer.plan) if policy in ("repartition", "grow", "start") else "",
         value=objective.value(
             batch=situation.workload.batch, step_s=answer.step_s, stall_s=stall_s, gap_s=situation.gap_s,
             at_risk=at_risk(answer.plan, situation.workload), redo_steps=situation.redo_steps,

@@ -48,7 +48,7 @@ class Router:
         found = []
         for route in old:
             hops = by_object[id(route)]
-            whole = hops if len(hops) == len(route) else self._completed(hops)
+            whole = hops if sum(len(hop.layers) for hop in hops) == self._num_layers else self._completed(hops)
             if whole is None:
                 return None
             found.append(whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from everstep import plan as plans
 from everstep import transfer
-from everstep.config import CheckpointConfig, EngineConfig, PlannerConfig, RunConfig
+from everstep.config import CheckpointConfig, EngineConfig, PlannerConfig, Policy, RunConfig
 from everstep.controller import ClusterFacts, Controller
 from everstep.planner.explain import summary
 from everstep.planner.measure import from_bytes
@@ -133,7 +134,7 @@ def test_a_newcomer_that_holds_nothing_is_planned_for() -> None:
     order, decision, _ = controller.answer(view, resolution, (), (node(8),), "n8 joins", 50.0, 1, None)
     assert order is not None and decision is not None
     assert node(8) in order.plan.placement and order.restore is None
-    assert {candidate.policy for candidate in decision.candidates} == {"spare", "repartition"}
+    assert {candidate.policy for candidate in decision.candidates} == {"spare", "heal", "repartition"}
 
 
 def test_what_cannot_be_done_names_the_lost_layers_and_the_newest_checkpoint() -> None:
@@ -208,7 +209,7 @@ def test_a_decision_fits_on_one_line() -> None:
 @given(st.data())
 def test_a_run_goes_on_through_any_losses_that_leave_somebody(data: st.DataObject) -> None:
     facts = data.draw(st.sampled_from([TWO_CORES, ClusterFacts()]))
-    policy = data.draw(st.sampled_from(["auto", "reroute", "repartition", "shrink", "spare", "restore"]))
+    policy = data.draw(st.sampled_from(get_args(Policy)))
     controller = started(policy, facts, workers=data.draw(st.integers(2, 8)))
     newest = len(controller.plan.nodes)  # type: ignore[union-attr]
     for number in range(2, 6):

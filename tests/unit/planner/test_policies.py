@@ -18,13 +18,17 @@ from everstep.plan import Hop, Plan
 from everstep.planner.memory import cap_bytes, node_bytes
 from everstep.planner.moves import moves_for
 from everstep.planner.policy import (
+    BESIDE_REROUTE,
     POLICIES,
     CheckpointInfo,
     Situation,
     at_risk,
+    grow,
+    heal,
     is_broken,
     keep,
     layout_words,
+    normalize,
     propose,
     repartition,
     reroute,
@@ -47,7 +51,8 @@ def situation_after(
 ) -> Situation:
     workload = workload or workload_of(plan.num_layers, len(plan.routes))
     gone = frozenset(node(number) for number in lost)
-    newcomers = tuple(node(len(plan.nodes) + number) for number in range(joined))
+    newest = max(int(member[1:]) for member in plan.nodes)
+    newcomers = tuple(node(newest + number) for number in range(1, joined + 1))
     nodes = {
         member: Node(node_id=member, memory_bytes=memory_bytes) for member in (*plan.nodes, *newcomers) if member not in gone
     }
@@ -242,11 +247,53 @@ def test_restore_pays_for_the_steps_that_are_trained_again() -> None:
     assert near.value > far.value
 
 
+# Normalize, heal, grow.
+
+
+def test_two_losses_at_one_stage_are_spread_over_two_stages() -> None:
+    """Three pipelines, two holes at stage 2: one node stays there with everything, until a node of stage 0 comes to help."""
+    before = grid_plan(3, 4, 6)
+    once = plan_of(reroute(situation_after(before, (2,))))
+    situation = situation_after(once, (6,), cores=None)
+    found = normalize(situation)
+    after = plan_of(found)
+    (helper,) = [member for member in after.nodes if after.placement[member] != once.placement[member]]
+    assert after.placement[helper] == (2,) and len(after.holders(2)) == 2
+    assert found[0].step_s < 0.7 * reroute(situation)[0].step_s
+    assert found[0].way == "blocking" and found[0].moved_bytes == 30
+
+
+def test_a_single_loss_is_left_where_it_is() -> None:
+    assert normalize(situation_after(grid_plan(3, 4, 6), (5,)))[0].reason == "losses sit where they hurt least"
+
+
+def test_a_newcomer_fills_the_hole() -> None:
+    holed = plan_of(reroute(situation_after(grid_plan(3, 2, 4), (3,))))
+    situation = situation_after(holed, joined=1, cores=None)
+    found = heal(situation)
+    after = plan_of(found)
+    assert after.placement[after.nodes[-1]] == (1,)
+    assert set(load_of(after).values()) == {4} and found[0].step_s < keep(situation)[0].step_s
+
+
+def test_where_there_is_no_hole_nothing_is_healed() -> None:
+    assert heal(situation_after(grid_plan(2, 2, 4), joined=1))[0].reason == "there is no hole to fill"
+    assert heal(situation_after(grid_plan(2, 2, 4), (1,)))[0].reason == "no node is idle"
+
+
+def test_newcomers_become_a_pipeline_beside_the_others() -> None:
+    found = grow(situation_after(grid_plan(2, 2, 8), joined=2, cores=None, workload=workload_of(2, 16, state_bytes=30)))
+    after = plan_of(found)
+    assert load_of(after)[node(4)] > 0 and load_of(after)[node(5)] > 0
+    assert [after.placement[node(k)] for k in range(4)] == [(0,), (1,), (0,), (1,)]
+
+
 # All together.
 
 
 def test_auto_asks_every_policy() -> None:
-    assert {candidate.policy for candidate in propose(situation_after(grid_plan(2, 4, 4), (5,)))} == set(POLICIES)
+    asked = {candidate.policy for candidate in propose(situation_after(grid_plan(2, 4, 4), (5,)))}
+    assert asked == set(POLICIES) - {"grow"}, "what grow would do is among the layouts of repartition"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -254,7 +301,7 @@ def test_a_forced_policy_is_asked_alone_and_falls_to_restore_without_an_answer(p
     before = grid_plan(2, 2, 4)
     before = replace(before, placement={**before.placement, node(4): ()})
     alone = propose(situation_after(before, (1,), policy=policy))
-    assert {candidate.policy for candidate in alone} == {policy}
+    assert {candidate.policy for candidate in alone} == {policy, *(["reroute"] if policy in BESIDE_REROUTE else [])}
     hopeless = propose(situation_after(before, (1, 3), policy=policy))
     assert [candidate.policy for candidate in hopeless if candidate.feasible] == ["restore"]
     assert all(candidate.reason for candidate in hopeless if candidate.policy != "restore")
@@ -267,7 +314,7 @@ def test_a_newcomer_may_stay_spare_or_have_everything_cut_anew() -> None:
     assert found[0].plan.routes == grid_plan(2, 2, 4).routes
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "repartition"])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in ("repartition", "heal", "grow")])
 def test_a_forced_policy_lets_a_newcomer_in_as_a_spare(policy: str) -> None:
     found = propose(situation_after(grid_plan(2, 2, 4), joined=1, policy=policy))
     assert [(candidate.policy, candidate.way) for candidate in found] == [("spare", "now")]

@@ -17,7 +17,9 @@ LAPTOP, TINY = load_cluster("cluster-8"), load_workload("workload-tiny-gpt")
 def test_a_loss_is_answered_with_the_table_that_a_run_would_show() -> None:
     answer = what_if(LAPTOP, TINY, PlannerConfig(), lose=(node(5),))
     assert node(5) in answer.before.nodes and node(5) not in answer.plan.nodes
-    assert {candidate.policy for candidate in answer.candidates} == {"reroute", "spare", "shrink", "repartition", "restore"}
+    assert {candidate.policy for candidate in answer.candidates} == {
+        "reroute", "normalize", "spare", "heal", "shrink", "repartition", "restore",
+    }
     assert answer.chosen.value == max(candidate.value for candidate in answer.candidates)
     assert answer.decision.cause == "n5 lost" and answer.step_s == answer.chosen.step_s
 
