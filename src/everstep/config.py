@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from everstep.errors import ConfigError
 from everstep.quantities import parse_bytes, parse_seconds
 
-Policy = Literal["auto", "reroute", "repartition", "shrink", "spare", "restore"]
+Policy = Literal["auto", "reroute", "normalize", "spare", "heal", "shrink", "grow", "repartition", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
