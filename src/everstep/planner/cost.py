@@ -8,7 +8,7 @@ divided by its cores: eight workers on two cores are bound by that, not by the p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -63,7 +63,18 @@ def staggered_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> float
 
 
 def finish_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule) -> dict[NodeId, float]:
-    """When each node is through with the last action of its order, reductions not counted.
+    """When each node is through with the last action of its order in ``schedule``, reductions not counted."""
+    ends_s = dict.fromkeys(schedule, 0.0)
+    ends_s.update((node, end_s) for node, _, _, end_s in action_spans(plan, workload, cluster, schedule))
+    return ends_s
+
+
+Span = tuple[NodeId, Action, float, float]
+"""An action on its node, with its start and its end in seconds."""
+
+
+def action_spans(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule) -> Iterator[Span]:
+    """When each action of ``schedule`` happens; those of one node in its own order.
 
     start(action) = max(end of the action before it on its node, end of what it needs + message), as in
     ``schedule.needs``; a message is ``alpha + output_bytes / rate``.
@@ -95,10 +106,10 @@ def finish_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: S
                     message_s = cluster.link.seconds(workload.layers[boundary].output_bytes)
                 start_s = max(start_s, done[need] + message_s)
             done[action] = clock[node] = start_s + seconds[action.micro_batch, action.hop][action.kind]
+            yield node, action, start_s, clock[node]
             position[node] += 1
             if action in waiting:
                 runnable.append(waiting.pop(action))
-    return clock
 
 
 def _hop_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[tuple[int, int], dict[Kind, float]]:

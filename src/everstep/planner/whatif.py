@@ -76,7 +76,7 @@ def what_if(
     before, before_step_s = start.plan, start.candidate.step_s
     if not lose and not add:
         return WhatIf(before=before, before_step_s=before_step_s, decision=start)
-    after, joined = _with_newcomers(cluster, add)
+    after, joined = with_newcomers(cluster, add)
     after = after.without(frozenset(lose))
     if not after.nodes:
         raise ConfigError("no node would be left")
@@ -100,7 +100,7 @@ def _few(nodes: tuple[NodeId, ...], most: int = 32) -> str:
     return ", ".join(nodes[:most]) + more
 
 
-def _with_newcomers(cluster: Cluster, count: int) -> tuple[Cluster, tuple[NodeId, ...]]:
+def with_newcomers(cluster: Cluster, count: int) -> tuple[Cluster, tuple[NodeId, ...]]:
     """``count`` more nodes like the last one, numbered on."""
     like = cluster.nodes[max(cluster.nodes, key=node_number)]
     names = [NodeId(f"n{node_number(like.node_id) + number}") for number in range(1, count + 1)]
