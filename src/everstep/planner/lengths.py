@@ -112,14 +112,19 @@ class Lengths:
         self, lowest: int, num_nodes: int, num_micro_batches: int, least: int, kinds: Sequence[Kept], counts: tuple[int, ...],
     ) -> Choice | None:
         """The least time from the level ``lowest`` on with exactly ``counts`` kept."""
-        low = lowest
         high = int(np.searchsorted(self._levels, self._levels[lowest] * WITHIN, side="right"))
+        left = num_nodes - sum(kind.length * count for kind, count in zip(kinds, counts, strict=True))
+        at_most = self._density[lowest:high] * left
+        for kind, count in zip(kinds, counts, strict=True):
+            at_most += count * np.searchsorted(kind.seconds, _with_slack(self._levels[lowest:high]), side="right")
+        low = lowest + int(np.searchsorted(at_most, num_micro_batches - 0.5))  # below it not even fractions would do
         best: Choice | None = None
+        middle = low
         while low < high:
-            middle = (low + high) // 2
             found = self._at(middle, num_nodes, num_micro_batches, least, kinds, [counts])
             best = found or best
             low, high = (low, middle) if found else (middle + 1, high)
+            middle = (low + high) // 2
         return best
 
     def _best_level(self, num_nodes: int, num_micro_batches: int, least: int) -> int | None:

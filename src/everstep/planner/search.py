@@ -248,6 +248,8 @@ def assign(
             chosen[place] = holding[units].pop()
     taken = set(chosen.values())
     rest, places = [node for node in nodes if node not in taken], [p for p in range(len(wanted)) if p not in chosen]
+    if len(rest) == len(places) == 1:
+        return [chosen.get(place, rest[0]) for place in range(len(wanted))]
     while places:
         some, places = places[:ASSIGNED_TOGETHER], places[ASSIGNED_TOGETHER:]
         offered = rest if not places else rest[:ASSIGNED_TOGETHER]
