@@ -123,7 +123,7 @@ class Records:
         self.seen[what] = self.truth.factor(what)
 
     def step_ratio(self, layout: Layout) -> float:
-        """Nodes are measured one by one; a kind that was never run is taken to be like the mean of those that were."""
+        """Nodes are measured one by one. A kind never run is taken to be like the best of those that were, so it is tried."""
         return 1.0 if self.truth.sigma == 0 else self._ratio("step", kind(layout)) * self.truth.nodes(layout)
 
     def move_ratio(self, move: str) -> float:
@@ -131,7 +131,7 @@ class Records:
 
     def _ratio(self, group: str, which: str) -> float:
         known = [ratio for name, ratio in self.seen.items() if name.startswith(group)]
-        return self.seen.get(f"{group} {which}", sum(known) / len(known) if known else 1.0)
+        return self.seen.get(f"{group} {which}", min(known, default=1.0))
 
 
 def kind(layout: Layout) -> str:
