@@ -348,6 +348,10 @@ def grow(situation: Situation) -> list[Candidate]:
 
 def _loads(situation: Situation) -> tuple[Plan, dict[NodeId, float]] | str:
     """The plan with routes over the living, and the seconds of work that each node has in it."""
+    return situation.remembered("loads", lambda: _loads_of(situation))
+
+
+def _loads_of(situation: Situation) -> tuple[Plan, dict[NodeId, float]] | str:
     plan = _over_the_living(situation)
     if isinstance(plan, str):
         return plan
