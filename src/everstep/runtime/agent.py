@@ -72,6 +72,10 @@ STOP_WITHIN_S = 30.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, an order to end, a terminal that closed: the run ends after the step, with a checkpoint."""
 
+THINK_EVERY_S, THINK_AGAIN_S = 0.2, 2.0
+"""Between two answers worked out ahead, and once there is nothing left to think about. Each takes some milliseconds of a core
+that workers could use."""
+
 START_WITHIN_S = 60.0
 """How long a worker may be silent until it has declared its job. Starting is slow, and loading may hold up its heartbeat."""
 
@@ -169,6 +173,7 @@ class Agent:
         self._resumed_from: CheckpointInfo | None = None
         self._stop_deadline_s: float | None = None
         self._respawns: dict[int, int] = {}
+        self._think_at_s = 0.0
 
     # Set up and tear down
 
@@ -220,6 +225,7 @@ class Agent:
             if self._now_s() - before_s > wait_s + OVERSLEPT_S:
                 self._forgive_silence()
             self._check_deadlines()
+            self._think_ahead()
         if self._last_record is not None:  # after what workers said while they ended, such as that a checkpoint is written
             self._record(msgspec.structs.replace(self._last_record, time_s=self._now_s()))
         return self._outcome
@@ -232,6 +238,14 @@ class Agent:
         ]
         waits = [max(0.0, deadline_s - now_s) for deadline_s in deadlines if deadline_s is not None]
         return min([1.0, *waits])
+
+    def _think_ahead(self) -> None:
+        """While training goes on: work out what to do if one more node is lost, one answer at a time and seldom."""
+        now_s = self._now_s()
+        is_quiet = self._leader.phase is lead.Phase.TRAINING and self._controller is not None and self._outcome is None
+        if is_quiet and now_s >= self._think_at_s and self._tracker.median_step_s() > 0:
+            assert self._controller is not None, "looked at just now"
+            self._think_at_s = now_s + (THINK_EVERY_S if self._controller.think() else THINK_AGAIN_S)
 
     def _forgive_silence(self) -> None:
         """This process itself was stopped, or busy for long: silence in that time says nothing about workers."""

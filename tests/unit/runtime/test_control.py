@@ -32,7 +32,9 @@ FROM_WORKER = [
     Hello(token="t", node=NodeId("n0"), pid=3, incarnation=1, address="127.0.0.1:9"), Beat(3, "reduce"), Carried(b"\x00\xff"),
     Failed(kind="user", message="no"), Saved(3, 1, "checkpoints/x"),
 ]
-TO_WORKER = [Welcome(directory="d", settings={"planner.policy": "auto"}, instants=(("forward", 3),)), Proceed(), Quit("done", well=True)]
+TO_WORKER = [
+    Welcome(directory="d", settings={"planner.policy": "auto"}, instants=(("forward", 3),)), Proceed(), Quit("done", well=True),
+]
 
 
 @given(st.lists(st.integers(1, 60), max_size=20))
