@@ -40,7 +40,7 @@ class Row:
     restored: bool
     max_difference: float
     problems: tuple[str, ...]
-    recoveries: tuple[tuple[float | None, float, float, float, str], ...]
+    recoveries: tuple[tuple[float | None, float, float | None, float, str], ...]
     wall_s: float
 
     @property
@@ -104,8 +104,9 @@ def campaign(seeds: range, steps: int = STEPS, tell: bool = True) -> list[Row]:
 def figures(rows: list[Row]) -> dict[str, float]:
     """Medians over all recoveries, those with a restore apart."""
     detect_s = [r[0] for row in rows for r in row.recoveries if r[0] is not None]
-    plain = [r for row in rows for r in row.recoveries if r[4] != "restore"]
-    restores = [r for row in rows for r in row.recoveries if r[4] == "restore"]
+    ended = [r for row in rows for r in row.recoveries if r[2] is not None]  # the others had no step to follow
+    plain = [r for r in ended if r[4] != "restore"]
+    restores = [r for r in ended if r[4] == "restore"]
     found = {
         "runs": len(rows), "right": sum(row.is_right for row in rows), "restored": sum(row.restored for row in rows),
         "kills": sum(row.killed for row in rows), "max_difference": max(row.max_difference for row in rows),
@@ -125,7 +126,7 @@ def figures(rows: list[Row]) -> dict[str, float]:
 
 
 def _line(row: Row) -> str:
-    stalls = " ".join(f"{r[2]:.2f}" for r in row.recoveries)
+    stalls = " ".join("-" if r[2] is None else f"{r[2]:.2f}" for r in row.recoveries)
     verdict = "right" if row.is_right else "; ".join(row.problems)
     return (f"| {row.seed} | {'yes' if row.respawn else ''} | {row.killed} | {' '.join(row.policies)} | {stalls} | "
             f"{row.max_difference:.1e} | {row.wall_s:.1f} | {verdict} |")

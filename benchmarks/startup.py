@@ -37,7 +37,7 @@ def seconds(workers: int) -> float:
         script.write_text(SCRIPT)
         began_s = time.time()
         subprocess.run(
-            [sys.executable, "-m", "everstep.cli.main", "run", "--quiet", "--workers", str(workers), "--dir", str(folder),
+            [sys.executable, "-m", "everstep.cli.start", "run", "--quiet", "--workers", str(workers), "--dir", str(folder),
              str(script), "--", str(ROOT / "examples" / "tiny_gpt.py"), "--steps", "1"], check=True, cwd=scratch,
         )
         told = "".join(path.read_text() for path in (folder / "logs").iterdir())

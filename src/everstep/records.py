@@ -106,7 +106,8 @@ class EventSeen(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
     detect_s: float | None
     """From the moment it happened to the moment it was known; None where nobody knows when it happened."""
     decide_s: float
-    stall_s: float
+    stall_s: float | None
+    """None where no step followed any more."""
     step_s_before: float
     step_s_after: float
     step_s_predicted: float

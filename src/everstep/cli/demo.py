@@ -13,7 +13,6 @@ from everstep.catalog import scripts, texts
 from everstep.cli import audit as audit_command
 from everstep.cli import output
 from everstep.errors import ConfigError
-from everstep.runtime import processes
 from everstep.telemetry import audit, picture, runs, words
 from everstep.telemetry.summary import Summary, to_json
 
@@ -83,7 +82,6 @@ def command(
     as_json: output.AsJson = False,
 ) -> None:
     """Train a small GPT twice, once with four of its workers killed on the way, and show that nothing is lost."""
-    processes.warm_up()
     from everstep.cli import launch
 
     folder = directory or launch.folder_for("demo")

@@ -12,7 +12,6 @@ from typer.core import TyperCommand
 
 from everstep.cli import output
 from everstep.errors import ConfigError
-from everstep.runtime import processes
 from everstep.telemetry import runs
 from everstep.telemetry.summary import to_json
 
@@ -63,7 +62,6 @@ def command(
         raise ConfigError(f"no option {script}; everstep run --help lists them")
     if not script.is_file():
         raise ConfigError(f"{script}: no such script")
-    processes.warm_up()
     from everstep.cli import launch
     from everstep.runtime.agent import RunRequest
 

@@ -50,6 +50,7 @@ class EventTracker:
         self._open: _Open | None = None
         self._killed: dict[NodeId, tuple[float, str | None]] = {}
         self._training_since_s = 0.0
+        self._before_s = 0.0
 
     def median_step_s(self) -> float:
         """Of recent steps; 0 before there are any."""
@@ -80,7 +81,7 @@ class EventTracker:
         if self._open is not None and self._open.stall_s is not None:
             self._close()
         if self._open is None:
-            self._open = _Open(now_s, self.steps, phase, kind, before_s=self.median_step_s())
+            self._open = _Open(now_s, self.steps, phase, kind, before_s=self._before_s)
         self._open.phase = self._open.phase or phase
         return self._open
 
@@ -108,6 +109,8 @@ class EventTracker:
             self._measure(self._open, took_s)
         elif took_s is not None:
             self._recent.append(took_s)
+        # Steps right after an event may be none yet when the next one comes: then those before it are the measure.
+        self._before_s = self.median_step_s() or self._before_s
         self._last_end_s = now_s
         began_s = self._training_since_s if took_s is None else now_s - took_s
         self._record(StepSeen(time_s=now_s, step=step, attempt=attempt, loss=loss, step_s=now_s - began_s))
@@ -115,7 +118,7 @@ class EventTracker:
 
     def _measure(self, event: _Open, took_s: float) -> None:
         if event.stall_s is None:
-            event.stall_s = max(0.0, took_s - (event.before_s or took_s))
+            event.stall_s = max(0.0, took_s - event.before_s)
             self._recent.clear()
             return
         event.after_s.append(took_s)
@@ -138,6 +141,6 @@ class EventTracker:
             time_s=event.time_s, step=event.step, phase=event.phase, node=",".join(event.nodes), policy=chosen.policy,
             decision=f"{chosen.policy} chosen: {count} candidate{'s' if count != 1 else ''}",
             detect_s=max(event.detect_s) if event.detect_s else None, decide_s=event.decide_s,
-            stall_s=event.stall_s or 0.0, step_s_before=event.before_s,
+            stall_s=event.stall_s, step_s_before=event.before_s,
             step_s_after=median(event.after_s) if event.after_s else 0.0, step_s_predicted=chosen.step_s, kind=event.kind,
         ))

@@ -22,7 +22,8 @@ def event(seen: records.EventSeen, places: Mapping[NodeId, int], num_candidates:
     if seen.policy:
         candidates = "" if num_candidates is None else f": {counted(num_candidates, 'candidate')}"
         parts.append(f"{seen.policy} chosen{candidates}")
-    parts.append(f"stall {human_seconds(seen.stall_s)}")
+    if seen.stall_s is not None:
+        parts.append(f"stall {human_seconds(seen.stall_s)}")
     return "; ".join(parts)
 
 
@@ -45,11 +46,9 @@ def summary(value: Summary, wall_s: float, directory: Path) -> str:
         workers = sum(len(seen.node.split(",")) for seen in lost)
         noticed = [seen.detect_s for seen in lost if seen.detect_s is not None]
         within = f", noticed within {human_seconds(statistics.median(noticed))}" if noticed else ""
-        stall_s = statistics.median(seen.stall_s for seen in lost)
-        lines.append(
-            f"Survived {counted(len(lost), 'failure')} of {counted(workers, 'worker')}: "
-            f"median stall {human_seconds(stall_s)}{within}"
-        )
+        stalls_s = [seen.stall_s for seen in lost if seen.stall_s is not None]
+        stall = f"median stall {human_seconds(statistics.median(stalls_s))}" if stalls_s else "no step followed"
+        lines.append(f"Survived {counted(len(lost), 'failure')} of {counted(workers, 'worker')}: {stall}{within}")
     lines += [f"Went back from step {back.from_step} to {back.to_step}" for back in value.rolled_back]
     lines.append(f"{value.samples_lost} samples lost, {value.samples_repeated} repeated, {value.samples_seen:,} counted")
     if value.steps:
