@@ -109,13 +109,11 @@ class WorkerSession:
         self._orphaned = False
         self._is_over = False
         self._told = -1
-        self._until = 0
         self._declared = False
 
     # What the script calls.
 
     def position(self, until: int) -> Position | None:
-        self._until = until
         try:
             if not self._declared:
                 self._declare(until)
