@@ -39,14 +39,6 @@ class InfeasibleError(EverstepError):
         self.rejected = dict(rejected)
 
 
-class StateLostError(InfeasibleError):
-    """Nobody's: layers without a living holder and without a checkpoint. ``layers`` names them."""
-
-    def __init__(self, message: str, layers: Sequence[str]) -> None:
-        super().__init__(message, dict.fromkeys(layers, "no living holder and no checkpoint"))
-        self.layers = tuple(layers)
-
-
 class LocalProtocolError(EverstepError):
     """Ours: an event that the protocol does not allow here. Stop."""
 

@@ -10,7 +10,7 @@ import pytest
 from everstep import cluster, transfer, view, workload
 from everstep.cluster import Cluster, Link, Node
 from everstep.decision import Candidate, Decision, table, text
-from everstep.errors import PeerLost, StateLostError
+from everstep.errors import InfeasibleError, PeerLost
 from everstep.quantities import HostId, NodeId, UnitName
 from everstep.transfer import Move
 from everstep.view import Member, View
@@ -137,5 +137,5 @@ def test_a_decision_says_what_was_chosen_first_and_why_the_others_lost() -> None
 def test_errors_carry_fields_and_say_where() -> None:
     lost = PeerLost(peers=["n1", "n2"], operation="gradient", view=3, step=7, micro_batch=None)
     assert str(lost) == "no gradient from n1, n2 in step 7 of view 3" and lost.peers == ("n1", "n2")
-    state = StateLostError("layers lost", ["a", "b"])
-    assert state.layers == ("a", "b") and state.rejected == dict.fromkeys("ab", "no living holder and no checkpoint")
+    nothing = InfeasibleError("no plan fits", {"2 stages": "n0 needs 32 B of 16 B"})
+    assert str(nothing) == "no plan fits" and nothing.rejected == {"2 stages": "n0 needs 32 B of 16 B"}

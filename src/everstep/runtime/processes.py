@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import types
@@ -32,9 +31,6 @@ class WorkerProcess:
         """SIGKILL through the pidfd, so that it can never reach another process."""
         with contextlib.suppress(ProcessLookupError, OSError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    def has_ended(self) -> bool:
-        return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def how_it_ended(self) -> str:
         """``killed by SIGKILL`` or ``exit code 3``. Call once it has ended; releases the pidfd."""

@@ -22,7 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Literal, get_args
 
 import numpy as np
@@ -371,9 +371,3 @@ def even_bounds(work_s: Sequence[float], num_stages: int) -> Bounds:
 def signature(layout: Layout) -> tuple[tuple[int, int], ...]:
     """The layers of every living place: what the step time depends on."""
     return tuple((place.first, place.end) for pipeline in layout.pipelines for place in pipeline if place.node is not None)
-
-
-def stage_seconds(bounds: Bounds, work_s: Sequence[float]) -> list[float]:
-    """Work of each stage for one micro-batch."""
-    before = tuple(accumulate(work_s, initial=0.0))
-    return [later - earlier for earlier, later in pairwise([before[bounds[0][0]], *(before[end] for _, end in bounds)])]
