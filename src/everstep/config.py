@@ -69,6 +69,9 @@ class PlannerConfig:
     max_stages: int = 16
     """The longest pipeline that is considered."""
 
+    tolerate: int = 0
+    """Any so many losses at once must leave a living holder of every layer. Where no plan can, the run says so."""
+
     def __post_init__(self) -> None:
         if self.gap_s <= 0:
             raise ConfigError(f"gap_s must be positive, got {self.gap_s}")
@@ -76,6 +79,8 @@ class PlannerConfig:
             raise ConfigError(f"worker_memory_bytes must be positive, got {self.worker_memory_bytes}")
         if self.max_stages < 1:
             raise ConfigError(f"max_stages must be at least 1, got {self.max_stages}")
+        if self.tolerate < 0:
+            raise ConfigError(f"tolerate must be at least 0, got {self.tolerate}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

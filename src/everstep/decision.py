@@ -12,8 +12,9 @@ from typing import Literal
 from everstep.plan import Plan
 from everstep.quantities import NodeId, human_bytes, human_seconds
 
-Way = Literal["start", "now", "blocking", "restore"]
-"""How a plan is reached: at the start, by new routes only, by moving state first, or from a checkpoint."""
+Way = Literal["start", "now", "blocking", "behind", "wait", "restore"]
+"""How a plan is reached: at the start, by new routes only, by moving state first, by moving state while another plan trains,
+by waiting for somebody who is expected, or from a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,14 @@ class Candidate:
     """Most memory that any node needs."""
     restore_step: int | None = None
     """With ``way="restore"``: the step to go back to."""
+    later: Plan | None = None
+    """With ``way="behind"``: the plan whose state is copied while ``plan`` trains."""
+    later_step_s: float = float("inf")
+    """Predicted time of a step under ``later``."""
+    copy_s: float = 0.0
+    """Predicted time from the first step under ``plan`` until ``later`` can be switched to."""
+    later_stall_s: float = 0.0
+    """Predicted time without training at that switch."""
     value: float = float("-inf")
     """Expected useful samples until the next event."""
     reason: str = ""

@@ -79,6 +79,8 @@ class Situation:
     redo_steps: float = 0.0
     """Steps that would be trained again if state were lost at the next event."""
     switch_s: float = SWITCH_S
+    ways: frozenset[Way] = frozenset({"start", "now", "blocking", "restore"})
+    """What whoever asks can carry out. A candidate of another way is proposed as one without an answer, which says so."""
 
     _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
