@@ -15,7 +15,9 @@ from pathlib import Path
 from everstep.cluster import Cluster, Link, Node
 from everstep.config import PlannerConfig
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.policy import Situation, repartition, reroute
+from everstep.planner.policies.layouts import repartition
+from everstep.planner.policies.routes import reroute
+from everstep.planner.policies.situation import Situation
 from everstep.planner.search import priced
 from everstep.quantities import NodeId, UnitName
 from everstep.workload import LayerCost, Unit, Workload

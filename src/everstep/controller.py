@@ -23,7 +23,8 @@ from everstep.planner.first import first_plan
 from everstep.planner.measure import measured
 from everstep.planner.moves import moves_for
 from everstep.planner.parts import units_by_layers
-from everstep.planner.policy import CheckpointInfo, Situation, propose
+from everstep.planner.policies.situation import CheckpointInfo, Situation
+from everstep.planner.policies.table import choose, propose
 from everstep.protocol.messages import PlanOrdered, first_attempt
 from everstep.protocol.resolution import Resolution
 from everstep.quantities import HostId, NodeId, UnitName
@@ -112,7 +113,7 @@ class Controller:
         situation = self._situation(view, resolution, lost, joined, now_s, checkpoint)
         candidates = self._remembered(situation) or propose(situation)
         try:
-            chosen = objective.choose(candidates)
+            chosen = choose(situation, candidates)
         except InfeasibleError as error:
             return None, None, self._why_not(error, situation)
         decision = Decision(

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.config import PlannerConfig, Policy, RunConfig
 from everstep.controller import ClusterFacts, Controller
-from everstep.planner.policy import CheckpointInfo
+from everstep.planner.policies.situation import CheckpointInfo
 from everstep.protocol.leader import ComputePlan
 from everstep.protocol.messages import PlanOrdered
 from everstep.simulator.model import Model, use_name

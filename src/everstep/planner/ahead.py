@@ -19,7 +19,9 @@ from everstep.plan import Hop, Plan, Route
 from everstep.planner import objective
 from everstep.planner.cost import is_shared
 from everstep.planner.parts import parts
-from everstep.planner.policy import Situation, at_risk, propose
+from everstep.planner.policies.pricing import at_risk
+from everstep.planner.policies.situation import Situation
+from everstep.planner.policies.table import propose
 from everstep.quantities import NodeId
 from everstep.workload import Workload
 

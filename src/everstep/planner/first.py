@@ -11,7 +11,7 @@ from everstep.decision import Candidate, Decision
 from everstep.plan import Order
 from everstep.planner import objective
 from everstep.planner.cost import is_shared
-from everstep.planner.policy import at_risk, layout_words
+from everstep.planner.policies.pricing import at_risk, layout_words
 from everstep.planner.search import best_priced, why_nothing_fits, with_best_order
 from everstep.quantities import NodeId
 from everstep.workload import Workload

@@ -13,7 +13,8 @@ from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.first import Split, first_plan
 from everstep.planner.parts import units_by_layers
-from everstep.planner.policy import CheckpointInfo, Situation, propose
+from everstep.planner.policies.situation import CheckpointInfo, Situation
+from everstep.planner.policies.table import decide
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.workload import Workload
 
@@ -85,8 +86,7 @@ def what_if(
         step=REDO_STEPS, checkpoint=CheckpointInfo(step=0, path="checkpoint"), gap_s=config.gap_s, config=config,
         redo_steps=REDO_STEPS,
     )
-    candidates = propose(situation)
-    chosen = objective.choose(candidates)
+    candidates, chosen = decide(situation)
     events = [f"{_few(nodes)} {word}" for nodes, word in ((lose, "lost"), (joined, "joined")) if nodes]
     decision = Decision(
         cause="; ".join(events), view=2, step=situation.step, lost=lose, gap_s=config.gap_s,

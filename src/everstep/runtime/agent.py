@@ -26,7 +26,7 @@ from everstep.controller import ClusterFacts, Controller
 from everstep.decision import Decision
 from everstep.errors import CheckpointError, ConfigError, InfeasibleError, RemoteProtocolError
 from everstep.planner.measure import from_bytes
-from everstep.planner.policy import CheckpointInfo
+from everstep.planner.policies.situation import CheckpointInfo
 from everstep.protocol import leader as lead
 from everstep.protocol.codec import decode_to_leader, encode
 from everstep.protocol.detector import FailureDetector

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from everstep.controller import INITIAL
 from everstep.errors import CheckpointError
-from everstep.planner.policy import CheckpointInfo
+from everstep.planner.policies.situation import CheckpointInfo
 from everstep.runtime import checkpoints
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from everstep import plan as plans
 from everstep.plan import Plan
 from everstep.planner.ahead import answered, cases_of, drift, prepared, renamed
-from everstep.planner.policy import CheckpointInfo, Situation, propose
+from everstep.planner.policies.situation import CheckpointInfo, Situation
+from everstep.planner.policies.table import propose
 from everstep.protocol.resolution import Resolution
 from everstep.view import Member, View
 

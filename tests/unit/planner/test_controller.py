@@ -16,7 +16,7 @@ from everstep.config import CheckpointConfig, EngineConfig, PlannerConfig, Polic
 from everstep.controller import ClusterFacts, Controller
 from everstep.planner.explain import summary
 from everstep.planner.measure import from_bytes
-from everstep.planner.policy import CheckpointInfo
+from everstep.planner.policies.situation import CheckpointInfo
 from everstep.protocol.messages import Union
 from everstep.protocol.resolution import Resolution
 from everstep.quantities import HostId, NodeId, UnitName

@@ -1,0 +1,113 @@
+"""Recoveries in which single nodes change what they hold: a healthy one its role, an idle one takes one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from everstep.decision import Candidate
+from everstep.plan import Plan
+from everstep.planner import objective
+from everstep.planner.parts import grouped
+from everstep.planner.policies.pricing import candidate_of, no_answer
+from everstep.planner.policies.routes import over_the_living, rerouted, with_slots
+from everstep.planner.policies.situation import Situation, available, hop_work_s
+from everstep.planner.schedules import streams
+from everstep.quantities import NodeId, node_number
+
+
+def normalize(situation: Situation) -> list[Candidate]:
+    """One healthy node changes its role, from where losses hurt least to where they hurt most.
+
+    Proposed only where its new peers would then still have at least as much to do as those it leaves.
+    """
+    found = loads(situation)
+    if isinstance(found, str):
+        return [no_answer("normalize", found)]
+    plan, load_s = found
+    groups = _by_layers(plan, load_s)
+    if len(groups) < 2:
+        return [no_answer("normalize", "all nodes have the same role")]
+    busiest = max(groups, key=lambda layers: _mean(groups[layers], load_s))
+    others = [layers for layers, nodes in groups.items() if layers != busiest and len(nodes) > 1]
+    if not others:
+        return [no_answer("normalize", "no role could spare a node")]
+    calmest = min(others, key=lambda layers: _mean(groups[layers], load_s) / (1 - 1 / len(groups[layers])))
+    here, there = groups[busiest], groups[calmest]
+    relieved_s = _mean(here, load_s) * len(here) / (len(here) + 1)
+    burdened_s = _mean(there, load_s) * len(there) / (len(there) - 1)
+    if relieved_s < burdened_s * (1 - objective.NOISE):
+        return [no_answer("normalize", "losses sit where they hurt least")]
+    node = min(there, key=lambda node: (load_s[node], node_number(node)))
+    return [with_roles(situation, "normalize", {node: busiest})]
+
+
+def heal(situation: Situation) -> list[Candidate]:
+    """Idle nodes, newcomers among them, take the layers whose holders have most to do."""
+    found = loads(situation)
+    if isinstance(found, str):
+        return [no_answer("heal", found)]
+    plan, load_s = found
+    idle = [node for node in situation.nodes if not load_s[node]]
+    if not idle:
+        return [no_answer("heal", "no node is idle")]
+    groups = {layers: list(nodes) for layers, nodes in _by_layers(plan, load_s).items()}
+    total_s = {layers: sum(load_s[node] for node in nodes) for layers, nodes in groups.items()}
+    even = {layers: len(nodes) for layers, nodes in groups.items()}
+    roles: dict[NodeId, tuple[int, ...]] = {}
+    for node in idle:
+        busiest = max(even, key=lambda layers: total_s[layers] / even[layers])
+        if total_s[busiest] / even[busiest] <= min(total_s[layers] / even[layers] for layers in even) * (1 + objective.NOISE):
+            break  # there is no hole to fill
+        even[busiest] += 1
+        roles[node] = busiest
+    if not roles:
+        return [no_answer("heal", "there is no hole to fill")]
+    return [with_roles(situation, "heal", roles)]
+
+
+def loads(situation: Situation) -> tuple[Plan, dict[NodeId, float]] | str:
+    """The plan with routes over the living, and the seconds of work that each node has in it."""
+    return situation.remembered("loads", lambda: _loads_of(situation))
+
+
+def _loads_of(situation: Situation) -> tuple[Plan, dict[NodeId, float]] | str:
+    plan = over_the_living(situation)
+    if isinstance(plan, str):
+        return plan
+    load_s = dict.fromkeys(situation.nodes, 0.0)
+    for route, members in grouped(plan.routes).items():
+        for hop in route:
+            load_s[hop.node] += len(members) * hop_work_s(situation, hop)
+    return plan, load_s
+
+
+def _by_layers(plan: Plan, load_s: Mapping[NodeId, float]) -> dict[tuple[int, ...], list[NodeId]]:
+    found: dict[tuple[int, ...], list[NodeId]] = {}
+    for node, layers in plan.placement.items():
+        if load_s[node]:
+            found.setdefault(layers, []).append(node)
+    return found
+
+
+def _mean(nodes: Sequence[NodeId], load_s: Mapping[NodeId, float]) -> float:
+    return sum(load_s[node] for node in nodes) / len(nodes)
+
+
+def with_roles(situation: Situation, policy: str, roles: Mapping[NodeId, tuple[int, ...]]) -> Candidate:
+    """Nodes hold other layers than before, and what peers do for others is shared out anew."""
+    can = dict(available(situation)) | {node: frozenset(layers) for node, layers in roles.items()}
+    routes = situation.plan.routes
+    names = streams(routes)
+    visits = Counter((hop.node, name) for route, name in zip(routes, names, strict=True) for hop in route)
+    home: dict[NodeId, NodeId] = {}
+    for (node, name), _ in visits.most_common():
+        home.setdefault(node, name)
+    at_home = tuple(
+        tuple([hop for hop in route if home[hop.node] == name]) for route, name in zip(routes, names, strict=True)
+    )
+    plan = rerouted(situation, replace(situation.plan, routes=at_home), can)
+    if isinstance(plan, str):
+        return no_answer(policy, plan)
+    return candidate_of(situation, policy, with_slots(situation, plan), "blocking")

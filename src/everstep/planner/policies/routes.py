@@ -1,0 +1,154 @@
+"""Recoveries that keep the layout: other routes, fewer pipelines, or somebody else in an empty place."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from everstep.decision import Candidate
+from everstep.plan import Hop, Plan
+from everstep.planner.cost import is_shared
+from everstep.planner.memory import needed_bytes, overfull
+from everstep.planner.parts import grouped
+from everstep.planner.policies.pricing import candidate_of, no_answer
+from everstep.planner.policies.situation import Situation, available, hop_work_s, passes, pipelines_of
+from everstep.planner.reroute import Router
+from everstep.planner.search import assign
+from everstep.quantities import NodeId, node_number
+from everstep.workload import Workload
+
+EXTRA_SLOTS = 2
+"""Activation slots beyond 1F1B that rerouting tries: two recover about half of what it costs without."""
+
+
+def reroute(situation: Situation) -> list[Candidate]:
+    """Only routes change. On devices of their own, nodes get more activation slots where their memory allows it."""
+    plan = over_the_living(situation)
+    if isinstance(plan, str):
+        return [no_answer("reroute", plan)]
+    return [candidate_of(situation, "reroute", with_slots(situation, plan), "now")]
+
+
+def over_the_living(situation: Situation) -> Plan | str:
+    """The plan before with routes over who is left, or why there is no way."""
+    return situation.remembered("rerouted", lambda: rerouted(situation, situation.plan, available(situation)))
+
+
+def with_slots(situation: Situation, plan: Plan) -> Plan:
+    """``plan`` with more activation slots where its routes are new, nodes have devices of their own, and memory allows it."""
+    extra_slots = max(plan.order.extra_slots, EXTRA_SLOTS)
+    if plan.routes == situation.plan.routes or is_shared(situation.cluster) or not _has_room(situation, plan, extra_slots):
+        return plan
+    return replace(plan, order=replace(plan.order, extra_slots=extra_slots))
+
+
+def _has_room(situation: Situation, plan: Plan, extra_slots: int) -> bool:
+    """Whether every node can hold as many activations as so many slots allow, whether it would use them or not."""
+    active = list(accumulate((layer.activation_bytes for layer in situation.workload.layers), initial=0))
+    slots: dict[NodeId, int] = {}
+    largest: dict[NodeId, int] = {}
+    for route in grouped(plan.routes):
+        for index, hop in enumerate(route):
+            slots[hop.node] = max(slots.get(hop.node, 0), len(route) - index)
+            largest[hop.node] = max(largest.get(hop.node, 0), active[hop.end] - active[hop.first])
+    held = {node: (count + extra_slots) * largest[node] for node, count in slots.items()}
+    return not overfull(
+        needed_bytes(plan, situation.workload, held), situation.cluster, situation.config.worker_memory_bytes,
+    )
+
+
+def rerouted(situation: Situation, plan: Plan, can: Mapping[NodeId, frozenset[int]]) -> Plan | str:
+    """``plan`` on the living nodes that ``can`` compute; or why there is no way."""
+    missing = sorted(set(range(plan.num_layers)) - frozenset[int]().union(*set(can.values())))
+    if missing:
+        return f"{_layers(missing, situation.workload)} no living holder"
+    speeds = {node: situation.cluster.nodes[node].speed for node in can}
+    routes = Router(can, situation.workload, speeds).routes(plan.routes)
+    if routes is None:
+        return "every way over the living holders would visit a node twice"
+    return replace(plan, routes=routes, placement=placement_of(can, situation.nodes))
+
+
+def placement_of(can: Mapping[NodeId, frozenset[int]], nodes: Sequence[NodeId]) -> dict[NodeId, tuple[int, ...]]:
+    layers = {held: tuple(sorted(held)) for held in set(can.values())}
+    return {node: layers[can[node]] for node in nodes}
+
+
+def spare(situation: Situation) -> list[Candidate]:
+    """Idle nodes take the places of those who are gone, the busiest places first."""
+    plan = situation.plan
+    busy: Counter[NodeId] = Counter()
+    for route, members in pipelines_of(situation).items():
+        busy.update({hop.node: len(members) for hop in route})
+    gone = [node for node in busy if node not in situation.cluster.nodes]
+    empty = sorted(gone, key=lambda node: (-busy[node], node_number(node)))
+    idle = [node for node in situation.nodes if node not in busy]
+    if not empty:
+        return [no_answer("spare", "nobody's place is empty")]
+    if not idle:
+        return [no_answer("spare", "no node is idle")]
+    places = empty[:len(idle)]
+    wanted = [situation.workload.units_of(frozenset(plan.placement[node])) for node in places]
+    chosen = dict(zip(places, assign(wanted, idle, situation.workload, situation.holds), strict=True))
+    can = dict(available(situation))
+    for place, node in chosen.items():
+        can[node] = frozenset(plan.placement[place])
+    moved = {route: tuple(_moved(hop, chosen) for hop in route) for route in pipelines_of(situation)}
+    routes = tuple(moved[route] for route in plan.routes)
+    filled = rerouted(situation, replace(plan, routes=routes), can)
+    if isinstance(filled, str):
+        return [no_answer("spare", filled)]
+    return [candidate_of(situation, "spare", filled, "blocking")]
+
+
+def _moved(hop: Hop, places: Mapping[NodeId, NodeId]) -> Hop:
+    return replace(hop, node=places.get(hop.node, hop.node))
+
+
+def shrink(situation: Situation) -> list[Candidate]:
+    """Whole pipelines take the micro-batches of the broken ones, each next one where the busiest node has least to do."""
+    can = available(situation)
+    pipelines = pipelines_of(situation)
+    whole = [route for route in pipelines if passes(route, can)]
+    if not whole:
+        return [no_answer("shrink", "no pipeline is whole")]
+    work_s = [[hop_work_s(situation, hop) for hop in route] for route in whole]
+    load_s = dict.fromkeys((hop.node for route in whole for hop in route), 0.0)
+
+    def busiest_s(index: int) -> float:
+        return max(load_s[hop.node] + seconds for hop, seconds in zip(whole[index], work_s[index], strict=True))
+
+    for route, seconds in zip(whole, work_s, strict=True):
+        for hop, hop_s in zip(route, seconds, strict=True):
+            load_s[hop.node] += len(pipelines[route]) * hop_s
+    heap = [(busiest_s(index), index) for index in range(len(whole))]
+    heapq.heapify(heap)
+    routes = list(situation.plan.routes)
+    broken = sorted(m for route in pipelines.keys() - set(whole) for m in pipelines[route])
+    for micro_batch in broken:
+        while (now_s := busiest_s(heap[0][1])) > heap[0][0]:  # another route visits one of its nodes
+            heapq.heapreplace(heap, (now_s, heap[0][1]))
+        index = heap[0][1]
+        routes[micro_batch] = whole[index]
+        for hop, hop_s in zip(whole[index], work_s[index], strict=True):
+            load_s[hop.node] += hop_s
+    members = {hop.node for route in whole for hop in route}
+    kept = members if broken else set(situation.nodes)
+    placement = {node: can[node] if node in kept else frozenset[int]() for node in situation.nodes}
+    plan = replace(situation.plan, routes=tuple(routes), placement=placement_of(placement, situation.nodes))
+    return [candidate_of(situation, "shrink", plan, "now")]
+
+
+def keep(situation: Situation) -> list[Candidate]:
+    """Nothing changes but who is in: newcomers are spares."""
+    plan = over_the_living(situation)
+    assert isinstance(plan, Plan), "only asked where no route is broken"
+    return [candidate_of(situation, "spare" if situation.joined else "reroute", plan, "now")]
+
+
+def _layers(indices: list[int], workload: Workload) -> str:
+    names = ", ".join(workload.layers[index].name for index in indices)
+    return f"layer {names} has" if len(indices) == 1 else f"layers {names} have"

@@ -1,0 +1,125 @@
+"""What is known when a plan has to be found, and what follows from it for every policy alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, TypeVar, cast
+
+from everstep.cluster import Cluster
+from everstep.config import PlannerConfig
+from everstep.decision import Way
+from everstep.plan import Hop, Order, Plan, Route
+from everstep.planner.cost import SWITCH_S
+from everstep.planner.parts import grouped
+from everstep.quantities import NodeId, UnitName, node_number
+from everstep.workload import Workload
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """The newest checkpoint that is whole: the number of steps in it, and where it lies."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is known when a plan has to be found."""
+
+    cluster: Cluster
+    """The living nodes, newcomers included, and no others."""
+    workload: Workload
+    plan: Plan
+    """The plan before, with those who are gone."""
+    holds: Mapping[NodeId, frozenset[UnitName]]
+    """The units each living node holds at ``step``."""
+    lost: tuple[NodeId, ...] = ()
+    joined: tuple[NodeId, ...] = ()
+    step: int = 0
+    """The step to run next."""
+    checkpoint: CheckpointInfo | None = None
+    gap_s: float = 600.0
+    config: PlannerConfig = field(default_factory=PlannerConfig)
+    redo_steps: float = 0.0
+    """Steps that would be trained again if state were lost at the next event."""
+    switch_s: float = SWITCH_S
+    ways: frozenset[Way] = frozenset({"start", "now", "blocking", "restore"})
+    """What whoever asks can carry out. A candidate of another way is proposed as one without an answer, which says so."""
+
+    _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return self.remembered("nodes", lambda: tuple(sorted(self.cluster.nodes, key=node_number)))
+
+    def remembered(self, what: str, work_out: Callable[[], _T]) -> _T:
+        """What several policies ask for is worked out once: nothing here changes."""
+        if what not in self._memory:
+            self._memory[what] = work_out()
+        return cast(_T, self._memory[what])
+
+    @property
+    def order(self) -> Order:
+        """For new layouts: split as before, with as many slots as before where they fit, which fused backward does not need."""
+        before = self.plan.order
+        return Order(split=before.split, extra_slots=before.extra_slots if before.split else 0)
+
+
+def available(situation: Situation) -> Mapping[NodeId, frozenset[int]]:
+    """The layers each living node can compute at once: placed on it, and all of their units held.
+
+    Layers that nobody has in this sense, as after a change of placement that was broken off, are looked for by units
+    alone.
+    """
+    return situation.remembered("available", lambda: _available(situation))
+
+
+def _available(situation: Situation) -> dict[NodeId, frozenset[int]]:
+    needs = [situation.workload.units_of({layer}) for layer in range(situation.plan.num_layers)]
+    usable = {
+        held: frozenset(layer for layer, units in enumerate(needs) if units <= held) for held in set(situation.holds.values())
+    }
+    usable[frozenset()] = usable.get(frozenset()) or frozenset(layer for layer, units in enumerate(needs) if not units)
+    can = {node: usable[situation.holds.get(node, frozenset())] for node in situation.nodes}
+    placed = {node: can[node].intersection(situation.plan.placement.get(node, ())) for node in situation.nodes}
+    covered = frozenset[int]().union(*set(placed.values()))
+    if len(covered) == situation.plan.num_layers:
+        return placed
+    return {node: placed[node] | (can[node] - covered) for node in situation.nodes}
+
+
+def is_broken(situation: Situation) -> bool:
+    """Whether some micro-batch's route meets a node that is gone or has lost its state."""
+    can = available(situation)
+    return any(not passes(route, can) for route in pipelines_of(situation))
+
+
+def pipelines_of(situation: Situation) -> Mapping[Route, Sequence[int]]:
+    """Distinct routes of the plan before, and their micro-batches."""
+    return situation.remembered("pipelines", lambda: grouped(situation.plan.routes))
+
+
+def intact(situation: Situation) -> tuple[Route, ...]:
+    """Pipelines that are whole and that no rerouted micro-batch visits: they may stay as they are."""
+    can = available(situation)
+    visits = Counter(hop.node for route in pipelines_of(situation) for hop in route)
+    return tuple(
+        route for route in pipelines_of(situation)
+        if passes(route, can) and all(visits[hop.node] == 1 for hop in route)
+    )
+
+
+def passes(route: Route, can: Mapping[NodeId, frozenset[int]]) -> bool:
+    return all(can.get(hop.node, frozenset()).issuperset(hop.layers) for hop in route)
+
+
+def hop_work_s(situation: Situation, hop: Hop) -> float:
+    """Seconds that one micro-batch takes on ``hop``, there and back."""
+    until = situation.remembered("work", lambda: list(accumulate((x.total_s for x in situation.workload.layers), initial=0.0)))
+    return (until[hop.end] - until[hop.first]) / situation.cluster.nodes[hop.node].speed
