@@ -18,7 +18,8 @@ from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.ahead import DRIFT, Prepared, answered, cases_of, drift, prepared
-from everstep.planner.cost import SWITCH_S, Calibration, calibrated, step_seconds
+from everstep.planner.calibrate import Calibration, calibrated, family_of
+from everstep.planner.cost import SWITCH_S, step_seconds
 from everstep.planner.first import first_plan
 from everstep.planner.measure import measured
 from everstep.planner.moves import moves_for
@@ -167,7 +168,7 @@ class Controller:
         self.workload = measured(self.workload, times)
         if self.workload.measured:
             predicted_s = step_seconds(self.plan, self.workload, self.cluster)
-            self.calibration = self.calibration.after(step_s, predicted_s)
+            self.calibration = self.calibration.after(step_s, predicted_s, family_of(self.plan))
 
     def predicted_step_s(self) -> float:
         """Seconds of a step under the present plan, as far as is known now."""

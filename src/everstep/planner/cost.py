@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from everstep.cluster import Cluster
@@ -223,34 +222,3 @@ def load_seconds(plan: Plan, workload: Workload, read_bytes_per_s: float = READ_
     """Seconds until every node has read its units from a checkpoint: the fullest node's bytes."""
     held = units_by_layers(plan.placement.values(), workload)
     return max(sum(workload.units[name].state_bytes for name in units) for units in held.values()) / read_bytes_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """How much longer steps take than the model says: a moving average of measured / predicted over the run.
-
-    One factor for all plans: it changes no order among plans, but makes seconds, and so the weight of a stall, right.
-    """
-
-    ratio: float = 1.0
-    count: int = 0
-
-    def after(self, measured_s: float, predicted_s: float, weight: float = 0.2) -> Calibration:
-        """With one more step. The first counts whole; later ones by ``weight``. ``predicted_s`` is the bare model's."""
-        if not (measured_s > 0 and predicted_s > 0):
-            return self
-        share = max(weight, 1 / (self.count + 1))
-        return Calibration(self.ratio + share * (measured_s / predicted_s - self.ratio), self.count + 1)
-
-
-def calibrated(workload: Workload, calibration: Calibration) -> Workload:
-    """``workload`` with all times multiplied, so that predictions follow what was measured."""
-    ratio = calibration.ratio
-    layers = tuple(
-        replace(
-            layer, forward_s=layer.forward_s * ratio, backward_input_s=layer.backward_input_s * ratio,
-            backward_weight_s=layer.backward_weight_s * ratio, optimizer_s=layer.optimizer_s * ratio,
-        )
-        for layer in workload.layers
-    )
-    return replace(workload, layers=layers, fixed_s=workload.fixed_s * ratio)

@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from everstep.cluster import Link
 from everstep.plan import Hop, Order, Plan
 from everstep.planner.cost import (
-    Calibration,
-    calibrated,
     finish_seconds,
     is_shared,
     load_seconds,
@@ -102,21 +100,6 @@ def test_a_restore_reads_the_bytes_of_the_fullest_node_at_the_rate_of_the_disk()
     assert load_seconds(plan, workload, read_bytes_per_s=10.0) == 3.0
     whole = replace(plan, placement={**plan.placement, node(0): (0, 1)})
     assert load_seconds(whole, workload, read_bytes_per_s=10.0) == 6.0
-
-
-def test_predictions_follow_what_is_measured() -> None:
-    calibration = Calibration().after(measured_s=3.0, predicted_s=2.0)
-    assert calibration.ratio == 1.5
-    for _ in range(40):
-        calibration = calibration.after(measured_s=4.0, predicted_s=2.0)
-    assert calibration.ratio == pytest.approx(2.0, rel=0.01)
-    plan, workload = grid_plan(1, 2, 3), workload_of(2, 3, fixed_s=1.0)
-    scaled_s = step_seconds(plan, calibrated(workload, Calibration(ratio=2.0)), cluster_of(2))
-    assert scaled_s == 2 * step_seconds(plan, workload, cluster_of(2))
-
-
-def test_a_step_that_took_no_time_teaches_nothing() -> None:
-    assert Calibration(1.5, 1).after(measured_s=0.0, predicted_s=1.0) == Calibration(1.5, 1)
 
 
 def test_memory_is_state_and_gradients_and_what_is_in_flight() -> None:
