@@ -18,7 +18,7 @@ from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.ahead import DRIFT, Prepared, answered, cases_of, drift, prepared
-from everstep.planner.calibrate import Calibration, calibrated, family_of
+from everstep.planner.calibrate import Calibration, Residuals, calibrated, changed, family_of
 from everstep.planner.cost import SWITCH_S, step_seconds
 from everstep.planner.first import first_plan
 from everstep.planner.measure import measured
@@ -64,6 +64,7 @@ class Controller:
         self.calibration = Calibration()
         self.num_events = 0
         self._settled: Workload | None = None
+        self._residuals: Residuals = {}
         self._ahead: Iterator[Prepared] | None = None
         self._known: dict[NodeId, Prepared] = {}
         self._cases: dict[NodeId, NodeId] = {}
@@ -139,7 +140,7 @@ class Controller:
             self._ahead = prepared(Situation(
                 cluster=self.cluster, workload=workload, plan=self.plan,
                 holds={node: units[layers] for node, layers in self.plan.placement.items()}, config=self.config.planner,
-                redo_steps=self._redo_steps(), switch_s=self._switch_s,
+                redo_steps=self._redo_steps(), switch_s=self._switch_s, residuals=self._residuals,
             ))
         found = next(self._ahead, None)
         if found is not None:
@@ -172,8 +173,9 @@ class Controller:
 
     def predicted_step_s(self) -> float:
         """Seconds of a step under the present plan, as far as is known now."""
-        assert self.plan is not None and self.cluster is not None, "predicted after the start"
-        return step_seconds(self.plan, self._calibrated(), self.cluster)
+        assert self.plan is not None and self.cluster is not None and self.workload is not None, "predicted after the start"
+        bare_s = step_seconds(self.plan, self.workload, self.cluster)
+        return self.calibration.seconds(bare_s, family_of(self.plan))
 
     def _situation(
         self, view: View, resolution: Resolution, lost: tuple[NodeId, ...], joined: tuple[NodeId, ...], now_s: float,
@@ -185,7 +187,7 @@ class Controller:
         return Situation(
             cluster=self._cluster_of(view), workload=self._planned_for(), plan=self.plan, holds=holds, lost=lost, joined=joined,
             step=max(0, resolution.step if resolution.step is not None else 0), checkpoint=checkpoint, gap_s=gap_s,
-            config=self.config.planner, redo_steps=self._redo_steps(), switch_s=self._switch_s,
+            config=self.config.planner, redo_steps=self._redo_steps(), switch_s=self._switch_s, residuals=self._residuals,
         )
 
     def _order(
@@ -215,11 +217,11 @@ class Controller:
         return calibrated(self.workload, self.calibration)
 
     def _planned_for(self) -> Workload:
-        """The workload that plans are made for: it follows what is measured only when that has moved beyond noise, so that
-        tables and answers worked out before stay good."""
-        now = self._calibrated()
-        if self._settled is None or drift(self._settled, now) > DRIFT:
-            self._settled, self._ahead = now, None
+        """The workload that plans are made for: it and the residuals follow what is measured only when that has moved
+        beyond noise, so that tables and answers worked out before stay good."""
+        now, residuals = self._calibrated(), self.calibration.residuals
+        if self._settled is None or drift(self._settled, now) > DRIFT or changed(self._residuals, residuals) > DRIFT:
+            self._settled, self._residuals, self._ahead = now, residuals, None
         return self._settled
 
     def _redo_steps(self) -> float:

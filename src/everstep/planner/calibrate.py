@@ -48,6 +48,16 @@ def family_of(plan: Plan) -> Family:
     return Family(_shape(plan), "staggered" if order.staggered else "split" if order.split else "fused")
 
 
+def residual_of(plan: Plan, residuals: Residuals) -> float:
+    """What a prediction for ``plan`` is to be multiplied by."""
+    return residuals.get(family_of(plan), 1.0) if residuals else 1.0
+
+
+def changed(before: Residuals, now: Residuals) -> float:
+    """The largest relative change of a family's residual."""
+    return max((abs(now.get(f, 1.0) / before.get(f, 1.0) - 1) for f in before.keys() | now.keys()), default=0.0)
+
+
 def _shape(plan: Plan) -> Shape:
     routes = grouped(plan.routes)
     visits = sum(map(len, routes))

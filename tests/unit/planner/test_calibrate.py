@@ -9,10 +9,12 @@ from itertools import cycle, islice
 import pytest
 
 from everstep.plan import Order
-from everstep.planner.calibrate import Calibration, Family, calibrated, family_of
+from everstep.planner.calibrate import Calibration, Family, calibrated, changed, family_of
 from everstep.planner.cost import step_seconds
+from everstep.planner.policies.situation import Situation
+from everstep.planner.policies.table import propose
 
-from .worlds import cluster_of, grid_plan, workload_of
+from .worlds import cluster_of, grid_plan, node, workload_of
 
 GRID = Family("one length", "fused")
 MIXED = Family("several lengths", "fused")
@@ -71,6 +73,29 @@ def test_errors_that_are_fixed_by_family_are_learnt_through_noise() -> None:
         calibration = calibration.after(truth[family] * chance.lognormvariate(0, 0.03), 1.0, family)
     for family, factor in truth.items():
         assert calibration.seconds(1.0, family) == pytest.approx(factor, rel=0.05)
+
+
+def test_a_candidate_of_a_family_with_a_residual_takes_so_much_longer() -> None:
+    cluster, plan = cluster_of(4), grid_plan(2, 2, 4)
+    workload = workload_of(2, 8)
+    bare = Situation(
+        cluster=cluster.without(frozenset({node(3)})), workload=workload, plan=plan, lost=(node(3),), step=40,
+        holds={member: workload.units_of(frozenset(plan.placement[member])) for member in (node(0), node(1), node(2))},
+    )
+    learnt = replace(bare, residuals={REROUTED: 1.5})
+    for before, after in zip(propose(bare), propose(learnt), strict=True):
+        if before.plan is None or after.plan is None:
+            continue
+        factor = 1.5 if family_of(after.plan) == REROUTED else 1.0
+        assert before.plan == after.plan and after.step_s == pytest.approx(factor * before.step_s)
+        assert (after.value < before.value) == (factor > 1), "what is slower is worth less"
+    assert any(candidate.plan and family_of(candidate.plan) == REROUTED for candidate in propose(bare))
+
+
+def test_residuals_that_moved_beyond_noise_are_seen() -> None:
+    assert changed({}, {}) == 0.0
+    assert changed({}, {GRID: 1.2}) == pytest.approx(0.2)
+    assert changed({GRID: 1.2, MIXED: 1.0}, {GRID: 1.2, MIXED: 0.7}) == pytest.approx(0.3)
 
 
 def test_a_step_that_took_no_time_teaches_nothing() -> None:

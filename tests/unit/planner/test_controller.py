@@ -168,6 +168,19 @@ def test_measurements_replace_guesses_and_calibrate_predictions() -> None:
     assert controller.predicted_step_s() == pytest.approx(2.0)
 
 
+def test_what_was_thought_ahead_is_void_once_a_residual_has_moved() -> None:
+    controller = started("reroute")
+    while controller.think():
+        pass
+    controller.observe({}, step_s=controller.predicted_step_s())
+    before = lose(controller, {5})[3].candidate.step_s
+    for _ in range(9):
+        controller.observe({}, step_s=2 * before)
+    assert controller.predicted_step_s() == pytest.approx(2 * before, rel=0.02)
+    after = lose(controller, {6})[3].candidate.step_s
+    assert after == pytest.approx(2 * before, rel=0.02), "cores are shared: one worker less changes little"
+
+
 def test_later_steps_are_observed_now_and_then() -> None:
     controller = started()
     for _ in range(15):

@@ -8,6 +8,7 @@ from everstep.decision import Candidate, Way
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner import objective
+from everstep.planner.calibrate import residual_of
 from everstep.planner.cost import load_seconds, stall_seconds
 from everstep.planner.memory import overfull
 from everstep.planner.moves import moves_for
@@ -24,12 +25,13 @@ def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Wa
     too_much = overfull(answer.needed_bytes, situation.cluster, situation.config.worker_memory_bytes)
     if too_much:
         return no_answer(policy, too_much)
+    step_s = answer.step_s * residual_of(answer.plan, situation.residuals)
     moves: tuple[Move, ...] = ()
     restore_step = None
     if way == "restore":
         restore_step = situation.checkpoint.step if situation.checkpoint else 0
         stall_s = situation.switch_s + load_seconds(answer.plan, situation.workload)
-        stall_s += max(0, situation.step - restore_step) * answer.step_s
+        stall_s += max(0, situation.step - restore_step) * step_s
     else:
         try:
             moves, _ = moves_for(answer.plan, situation.holds, situation.workload)
@@ -37,11 +39,11 @@ def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Wa
             return no_answer(policy, str(error))
         stall_s = stall_seconds(moves, situation.cluster, switch_s=situation.switch_s)
     return Candidate(
-        policy=policy, plan=answer.plan, way="now" if way == "blocking" and not moves else way, step_s=answer.step_s,
+        policy=policy, plan=answer.plan, way="now" if way == "blocking" and not moves else way, step_s=step_s,
         stall_s=stall_s, moved_bytes=sum(move.num_bytes for move in moves), peak_bytes=answer.peak_bytes,
         restore_step=restore_step, reason=layout_words(answer.plan) if policy in ("repartition", "grow", "start") else "",
         value=objective.value(
-            batch=situation.workload.batch, step_s=answer.step_s, stall_s=stall_s, gap_s=situation.gap_s,
+            batch=situation.workload.batch, step_s=step_s, stall_s=stall_s, gap_s=situation.gap_s,
             at_risk=at_risk(answer.plan, situation.workload), redo_steps=situation.redo_steps,
         ),
     )

@@ -12,6 +12,7 @@ from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
 from everstep.decision import Way
 from everstep.plan import Hop, Order, Plan, Route
+from everstep.planner.calibrate import Residuals
 from everstep.planner.cost import SWITCH_S
 from everstep.planner.parts import grouped
 from everstep.quantities import NodeId, UnitName, node_number
@@ -49,6 +50,8 @@ class Situation:
     redo_steps: float = 0.0
     """Steps that would be trained again if state were lost at the next event."""
     switch_s: float = SWITCH_S
+    residuals: Residuals = field(default_factory=dict)
+    """What step times are to be multiplied by, by plan family: what the cost model leaves out of each."""
     ways: frozenset[Way] = frozenset({"start", "now", "blocking", "restore"})
     """What whoever asks can carry out. A candidate of another way is proposed as one without an answer, which says so."""
 
