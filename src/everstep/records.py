@@ -199,8 +199,8 @@ def _decoded(text: bytes) -> Record:
         raw = {key: float("nan") if value is None and key not in _NULLABLE else value for key, value in raw.items()}
         with suppress(KeyError, TypeError):  # no decision at all: then it is no record, as is said below
             for candidate in raw["decision"]["candidates"] if raw.get("type") == "plan" else ():
-                for field in ("step_s", "value"):
-                    if candidate[field] is None:
+                for field in ("step_s", "value", "later_step_s"):
+                    if field in candidate and candidate[field] is None:
                         del candidate[field]
         found: Record = msgspec.convert(raw, Record, str_keys=True)
         return found

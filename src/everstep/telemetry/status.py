@@ -11,7 +11,7 @@ from typing import Any
 from everstep import records
 from everstep.plan import Plan
 from everstep.quantities import NodeId, human_seconds, node_number
-from everstep.telemetry import grid, words
+from everstep.telemetry import forecasts, grid, words
 from everstep.telemetry.audit import micro_batch_sizes
 from everstep.telemetry.runs import Run
 
@@ -48,6 +48,8 @@ class Status:
     """The last ones, in words."""
     checkpoint: str = ""
     checkpoint_step: int | None = None
+    plans: tuple[forecasts.Forecast, ...] = ()
+    """What steps were predicted to take and took, for each plan that ran. Not followed live."""
 
 
 class Tracker:
@@ -141,12 +143,13 @@ def status(run: Run) -> Status:
     tracker = Tracker()
     for record in run.agent:
         tracker.on(record)
-    return tracker.status
+    return replace(tracker.status, plans=forecasts.of(run.agent))
 
 
 def to_json(value: Status) -> dict[str, Any]:
     """Plain values; the plan as its routes in words and its placement."""
     plain = asdict(replace(value, plan=None))
+    plain["plans"] = [forecasts.to_json(forecast) for forecast in value.plans]
     if value.plan is not None:
         plain["plan"] = {
             "pipelines": [

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from everstep import records
+from everstep.telemetry import forecasts
 from everstep.telemetry.audit import audit
 from everstep.telemetry.line import Line, Rollback, surviving
 from everstep.telemetry.runs import Run
@@ -38,6 +39,8 @@ class Summary:
     """Samples of surviving steps per second, from the begin of the first step to the end of the last; stalls included."""
     step_s_p50: float
     """The median time of a step."""
+    plans: tuple[forecasts.Forecast, ...] = ()
+    """What steps were predicted to take and took, for each plan that ran."""
 
 
 def summary(run: Run) -> Summary:
@@ -52,13 +55,16 @@ def summary(run: Run) -> Summary:
         seed=run.started.seed, numerics=run.started.numerics,
         outcome="unfinished" if run.ended is None else run.ended.outcome,
         rolled_back=line.rolled_back, goodput=_goodput(run, line, account.samples_seen), step_s_p50=_step_s_p50(run),
+        plans=forecasts.of(run.agent),
     )
 
 
 def to_json(value: Summary) -> dict[str, Any]:
     """Exactly the fields of ``Summary`` as keys; an event has its fields, without the record's tag. NaN becomes null."""
-    events = [event_to_json(event) for event in value.events]
-    fields = {key: getattr(value, key) for key in Summary.__dataclass_fields__} | {"events": events}
+    fields = {key: getattr(value, key) for key in Summary.__dataclass_fields__} | {
+        "events": [event_to_json(event) for event in value.events],
+        "plans": [forecasts.to_json(forecast) for forecast in value.plans],
+    }
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fields))
     return plain
 

@@ -1,6 +1,7 @@
 """Summary, status, explanations, grid, words, display and picture say what the records say."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,14 +10,15 @@ from rich.console import Console
 
 from everstep import records
 from everstep.errors import ConfigError
-from everstep.telemetry import explain, grid, picture, runs, status, summary, words
+from everstep.plan import Order
+from everstep.telemetry import explain, forecasts, grid, picture, runs, status, summary, words
 from everstep.telemetry.display import Display, Logs
 from everstep.telemetry.summary import Summary
 from tests.unit.telemetry.story import N1, N3, REROUTED, WHOLE, Story, view, whole_story
 
 SUMMARY_KEYS = {
     "steps", "loss", "samples_seen", "samples_lost", "samples_repeated", "events", "state_hash", "seed", "numerics",
-    "outcome", "rolled_back", "goodput", "step_s_p50",
+    "outcome", "rolled_back", "goodput", "step_s_p50", "plans",
 }
 EVENT_KEYS = {
     "time_s", "step", "phase", "node", "policy", "decision", "detect_s", "decide_s", "stall_s", "step_s_before",
@@ -98,6 +100,27 @@ def test_status_as_json_holds_the_plan_as_routes_and_placement(run: runs.Run):
     msgspec.json.encode(plain)
 
 
+def test_each_plan_has_what_was_predicted_beside_what_was_measured(run: runs.Run):
+    first, second = summary.to_json(summary.summary(run))["plans"]
+    assert (first["layout"], first["guessed"], first["nodes"], first["steps"]) == ("2+2", True, 4, 1)
+    assert second == {
+        "view": 2, "step": 3, "policy": "reroute", "layout": "rerouted", "nodes": 3, "steps": 1, "predicted_s": 0.3,
+        "measured_s": 0.25, "guessed": False, "error_percent": pytest.approx(20.0),
+    }, "of its three steps the first has the stall in it, and step 5 is the short end of an epoch"
+    assert status.to_json(status.status(run))["plans"] == [first, second]
+
+
+def test_a_plan_under_which_only_one_step_was_trained_has_no_measure():
+    story = whole_story()
+    found = forecasts.of(tuple(story.agent[:4]))
+    assert [(one.measured_s, one.error_percent, one.steps) for one in found] == [(None, None, 0)]
+
+
+def test_the_words_of_a_layout_say_what_is_not_plain():
+    plan = replace(WHOLE, order=Order(split=True, extra_slots=2), placement={**WHOLE.placement, "n9": ()})
+    assert forecasts.layout(plan) == "2+2, split backward, 2 more slots, 1 spare"
+
+
 def test_an_explanation_sets_the_measured_step_beside_the_predicted_one(run: runs.Run):
     first, second = explain.explain(run)
     assert (first.number, first.policy, second.number, second.policy) == (1, "start", 2, "reroute")
@@ -120,8 +143,6 @@ def test_a_grid_marks_who_stands_in_for_a_lost_node():
 
 
 def test_a_grid_names_the_spares():
-    from dataclasses import replace
-
     spared = replace(WHOLE, placement={**WHOLE.placement, "n9": ()})
     assert grid.text(grid.grid(spared)).endswith("spare: n9")
 
