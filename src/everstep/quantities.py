@@ -13,6 +13,9 @@ NodeId = NewType("NodeId", str)
 HostId = NewType("HostId", str)
 """A machine. Nodes of one host share its cores."""
 
+SiteId = NewType("SiteId", str)
+"""A place whose machines are near each other, such as an institution's cluster; between sites links are slow."""
+
 UnitName = NewType("UnitName", str)
 """A piece of state that moves: a layer's own parameters and buffers, or a tie group."""
 
@@ -45,7 +48,10 @@ def parse_bytes(text: str | int | float) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
     if not found or found[2] not in _SUFFIXES:
         raise ValueError(f"not a size: {text!r} (want for example 24MB or 2GiB)")
-    return int(float(found[1]) * _SUFFIXES[found[2]])
+    count = float(found[1]) * _SUFFIXES[found[2]]
+    if count == math.inf:
+        raise ValueError(f"bytes cannot be endless: {str(text)[:20]}…")
+    return int(count)
 
 
 def parse_seconds(text: str | int | float) -> float:
@@ -57,7 +63,10 @@ def parse_seconds(text: str | int | float) -> float:
     if isinstance(text, int | float) and not isinstance(text, bool):
         if not text >= 0:
             raise ValueError(f"a duration cannot be negative: {text}")
-        return float(text)
+        try:
+            return float(text)
+        except OverflowError as error:
+            raise ValueError("a duration cannot be of more than 308 digits") from error
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text))
     if not found or (found[2] or "s") not in _SECONDS:
         raise ValueError(f"not a duration: {text!r} (want for example 30s, 10m or 1h)")

@@ -7,6 +7,7 @@ when all of them are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -89,7 +90,7 @@ def problems(workload: Workload) -> list[str]:
             f"need at least one micro-batch of one sample, got {workload.num_micro_batches} of {workload.micro_batch_samples}"
         )
     names = [layer.name for layer in workload.layers]
-    found += [f"two layers are called {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    found += [f"two layers are called {name}" for name, count in sorted(Counter(names).items()) if count > 1]
     for layer in workload.layers:
         figures = (layer.forward_s, layer.backward_input_s, layer.backward_weight_s, layer.optimizer_s,
                    layer.output_bytes, layer.activation_bytes)

@@ -11,7 +11,7 @@ from everstep import cluster, transfer, view, workload
 from everstep.cluster import Cluster, Link, Node
 from everstep.decision import Candidate, Decision, table, text
 from everstep.errors import InfeasibleError, PeerLost
-from everstep.quantities import HostId, NodeId, UnitName
+from everstep.quantities import HostId, NodeId, SiteId, UnitName
 from everstep.transfer import Move
 from everstep.view import Member, View
 from everstep.workload import LayerCost, Unit, Workload
@@ -96,6 +96,53 @@ def test_a_cluster_without_a_node_is_the_rest_of_it() -> None:
 ])
 def test_a_fault_in_a_cluster_is_found(changes: dict[str, Any], said: str) -> None:
     (found,) = cluster.problems(replace(CLUSTER, **changes))
+    assert found.startswith(said)
+
+
+EAST, WEST, SOUTH = SiteId("east"), SiteId("west"), SiteId("south")
+TWO_SITES = Cluster(
+    nodes={
+        N0: Node(node_id=N0, host=HostId("h"), site=EAST), N1: Node(node_id=N1, host=HostId("h"), site=EAST),
+        N2: Node(node_id=N2, host=HostId("i"), site=WEST),
+    },
+    host_link=Link(alpha_s=0.0), site_links={(EAST, WEST): Link(alpha_s=0.5)},
+)
+
+
+def test_a_link_depends_on_where_its_ends_are_and_not_on_the_direction() -> None:
+    assert cluster.problems(TWO_SITES) == []
+    assert cluster.site_pair(WEST, EAST) == cluster.site_pair(EAST, WEST) == (EAST, WEST)
+    assert TWO_SITES.link_between(N0, N1) == Link(alpha_s=0.0)
+    assert TWO_SITES.link_between(N0, N2) == TWO_SITES.link_between(N2, N0) == Link(alpha_s=0.5)
+    assert replace(TWO_SITES, host_link=None).link_between(N0, N1) == TWO_SITES.link
+
+
+def test_a_cluster_of_one_link_says_so() -> None:
+    assert CLUSTER.one_link == CLUSTER.link
+    assert TWO_SITES.one_link is None
+    assert replace(CLUSTER, host_link=Link(alpha_s=0.0)).one_link is None
+
+
+def test_a_cluster_keeps_its_links_when_nodes_are_lost() -> None:
+    rest = TWO_SITES.without(frozenset({N2}))
+    assert (rest.host_link, rest.site_links) == (TWO_SITES.host_link, TWO_SITES.site_links)
+    assert cluster.problems(rest) == []
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"site_links": {}}, "there is no link between sites east and west"),
+    ({"site_links": {(EAST, WEST): Link(), (WEST, EAST): Link()}},
+     "a link between sites needs two, in the order of their names, got west and east"),
+    ({"site_links": {(EAST, WEST): Link(), (EAST, EAST): Link()}},
+     "a link between sites needs two, in the order of their names, got east and east"),
+    ({"site_links": {(EAST, WEST): Link(bytes_per_s=0)}}, "the link between sites east and west needs alpha_s >= 0"),
+    ({"site_links": {(EAST, WEST): Link(alpha_s=float("inf"))}}, "the link between sites east and west needs alpha_s >= 0"),
+    ({"host_link": Link(alpha_s=-1.0)}, "a link inside a host needs alpha_s >= 0"),
+    ({"nodes": {**TWO_SITES.nodes, N1: replace(TWO_SITES.nodes[N1], site=WEST)}},
+     "host h cannot be at more than one site: east, west"),
+])
+def test_a_fault_in_sites_and_links_is_found(changes: dict[str, Any], said: str) -> None:
+    (found,) = cluster.problems(replace(TWO_SITES, **changes))
     assert found.startswith(said)
 
 
