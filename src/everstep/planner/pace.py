@@ -10,7 +10,7 @@ where a message over a boundary takes ``alpha + output_bytes / rate``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -38,7 +38,9 @@ def pace(plan: Plan, workload: Workload, cluster: Cluster) -> Pace:
     table = _Times.of(plan, workload, cluster)
     for part in parts(plan):
         if not part.is_plain:
-            _follow(part, plan, table, found)
+            (ends_s,), active_bytes = _follow(part, plan.order, table)
+            found.ends_s.update(ends_s)
+            found.active_bytes.update(active_bytes)
             continue
         (route,), (members,) = part.routes, part.micro_batches
         ends, held = _alone(tuple([table.stage(hop) for hop in route]), len(members), plan.order)
@@ -56,19 +58,55 @@ _Stage = tuple[int, float, float, float, float, int]
 def _alone(stages: tuple[_Stage, ...], num_micro_batches: int, order: Order) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Ends and peaks by stage of a plain pipeline, remembered: the same few shapes come again in plan after plan."""
     many = num_micro_batches
-    forward, backward, weight, message = ([stage[column] for stage in stages] for column in (1, 2, 3, 4))
     if not order.split and not order.extra_slots:
+        forward, backward, message = ([stage[column] for stage in stages] for column in (1, 2, 4))
         held = [min(many, len(stages) - index) * stage[5] for index, stage in enumerate(stages)]
         return tuple(one_pipeline_ends_s(forward, backward, message, many)), tuple(held)
-    firsts = [0, *accumulate(stage[0] for stage in stages)]
-    nodes = [NodeId(f"n{index}") for index in range(len(stages))]
-    route = tuple(Hop(node, first, first + stage[0]) for node, first, stage in zip(nodes, firsts, stages, strict=False))
-    plan = Plan(num_layers=firsts[-1], placement={}, routes=(), order=order)
-    schedule = arranged(Part(routes=(route,), micro_batches=(tuple(range(many)),)), plan)
-    every = [entry * many for entry in (forward, backward, weight, message, [stage[5] for stage in stages])]
-    path = LongestPath(schedule.stops, every[0], every[1], every[2], every[3])
-    clock = path.run(schedule.actions, [0.0] * len(stages))
-    return tuple(clock), tuple(_peaks(schedule, every[4], order.split))  # type: ignore[arg-type]
+    shape: _Shape = ((tuple(enumerate(stages)),), (0,) * many)
+    return _ends(shape, order)[0], _peaks_of(shape, order)
+
+
+_Stop = tuple[int, _Stage]
+"""A hop of a part: its node, numbered from 0 in the order in which the part's micro-batches meet them, and what it takes."""
+
+
+_Shape = tuple[tuple[tuple[_Stop, ...], ...], tuple[int, ...]]
+"""A part without names: its routes, and for each micro-batch which of them it takes. What is known of shapes is remembered:
+candidates of one decision share parts, and the same parts come again with other names."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _ends(shape: _Shape, order: Order, steps: int = 1) -> tuple[tuple[float, ...], ...]:
+    """By step and node; with several ``steps`` every node begins the next one as soon as it is through with one."""
+    schedule, path, _ = _arranged(shape, order)
+    clock = [0.0] * len(schedule.stops.nodes)
+    return tuple(tuple(path.run(schedule.actions, clock)) for _ in range(steps))
+
+
+@lru_cache(maxsize=1 << 12)
+def _peaks_of(shape: _Shape, order: Order) -> tuple[int, ...]:
+    """The most bytes of activations at once, by node."""
+    schedule, _, active_bytes = _arranged(shape, order)
+    return tuple(_peaks(schedule, active_bytes, order.split))
+
+
+@lru_cache(maxsize=16)
+def _arranged(shape: _Shape, order: Order) -> tuple[Arranged, LongestPath, list[int]]:
+    """The list schedule of a part, its times, and the bytes of activations by stop."""
+    ways, taken = shape
+    routes: list[tuple[Hop, ...]] = []
+    table: dict[Hop, _Stage] = {}
+    for way in ways:
+        firsts = accumulate((stage[0] for _, stage in way), initial=0)
+        hops = [Hop(NodeId(f"n{node}"), first, first + stage[0]) for (node, stage), first in zip(way, firsts, strict=False)]
+        routes.append(tuple(hops))
+        table.update(zip(hops, (stage for _, stage in way), strict=True))
+    members: list[list[int]] = [[] for _ in ways]
+    for number, index in enumerate(taken):
+        members[index].append(number)
+    part = Part(routes=tuple(routes), micro_batches=tuple(map(tuple, members)))
+    schedule = arranged(part, Plan(num_layers=routes[0][-1].end, placement={}, routes=(), order=order))
+    return schedule, *_path(schedule.stops, table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +118,6 @@ class _Times:
     """In front of each layer."""
     active_bytes: tuple[int, ...]
     cluster: Cluster
-    split: bool
     stages: dict[tuple[int, int, float], _Stage]
 
     @classmethod
@@ -89,7 +126,7 @@ class _Times:
             costs=Costs.of(plan, workload),
             message_s=(0.0, *(cluster.link.seconds(layer.output_bytes) for layer in workload.layers[:-1])),
             active_bytes=tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0)),
-            cluster=cluster, split=plan.order.split, stages={},
+            cluster=cluster, stages={},
         )
 
     def stage(self, hop: Hop) -> _Stage:
@@ -104,19 +141,25 @@ class _Times:
         return self.stages[key]
 
 
-def _follow(part: Part, plan: Plan, table: _Times, found: Pace) -> None:
-    schedule = arranged(part, plan)
-    path, active_bytes = _path(schedule.stops, table)
-    clock = path.run(schedule.actions, [0.0] * len(schedule.stops.nodes))
-    found.ends_s.update(zip(schedule.stops.nodes, clock, strict=True))
-    found.active_bytes.update(zip(schedule.stops.nodes, _peaks(schedule, active_bytes, table.split), strict=True))
+def _follow(part: Part, order: Order, table: _Times, steps: int = 1) -> tuple[list[dict[NodeId, float]], dict[NodeId, int]]:
+    """Ends by step, and peaks, of the nodes of a part."""
+    numbers: dict[NodeId, int] = {}
+    known: dict[int, int] = {}
+    ways: list[tuple[_Stop, ...]] = []
+    taken = []
+    for _, route in part.in_order():
+        if id(route) not in known:
+            known[id(route)] = len(ways)
+            ways.append(tuple([(numbers.setdefault(hop.node, len(numbers)), table.stage(hop)) for hop in route]))
+        taken.append(known[id(route)])
+    shape = (tuple(ways), tuple(taken))
+    ends = [dict(zip(numbers, each, strict=True)) for each in _ends(shape, order, steps)]
+    return ends, dict(zip(numbers, _peaks_of(shape, order), strict=True))
 
 
-def _path(stops: Stops, table: _Times) -> tuple[LongestPath, list[int]]:
+def _path(stops: Stops, table: Mapping[Hop, _Stage]) -> tuple[LongestPath, list[int]]:
     """The longest path of a part, and the bytes of activations by stop."""
-    by_route = {
-        id(route): list(zip(*(table.stage(hop) for hop in route), strict=True)) for _, route in stops.routes
-    }
+    by_route = {id(route): list(zip(*(table[hop] for hop in route), strict=True)) for _, route in stops.routes}
     columns: list[list[float]] = [[] for _ in range(6)]
     for _, route in stops.routes:
         for column, entries in zip(columns, by_route[id(route)], strict=True):
@@ -188,10 +231,6 @@ def staggered_ends(plan: Plan, workload: Workload, cluster: Cluster, steps: int)
     table = _Times.of(plan, workload, cluster)
     found: list[dict[NodeId, float]] = [{} for _ in range(steps)]
     for part in parts(plan):
-        schedule = arranged(part, plan)
-        path, _ = _path(schedule.stops, table)
-        clock = [0.0] * len(schedule.stops.nodes)
-        for step in range(steps):
-            path.run(schedule.actions, clock)
-            found[step].update(zip(schedule.stops.nodes, clock, strict=True))
+        for ends_s, of_part in zip(found, _follow(part, plan.order, table, steps)[0], strict=True):
+            ends_s.update(of_part)
     return found
