@@ -69,9 +69,9 @@ class Situation:
 
     @property
     def order(self) -> Order:
-        """For new layouts: split as before, with as many slots as before where they fit, which fused backward does not need."""
+        """For new layouts: as before, with as many slots as before where they fit, which fused backward does not need."""
         before = self.plan.order
-        return Order(split=before.split, extra_slots=before.extra_slots if before.split else 0)
+        return Order(split=before.split, extra_slots=before.extra_slots if before.split else 0, staggered=before.staggered)
 
 
 def available(situation: Situation) -> Mapping[NodeId, frozenset[int]]:
