@@ -11,7 +11,8 @@ from itertools import accumulate
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.parts import units_by_layers
+from everstep.planner.parts import Held, holders
+from everstep.planner.remembered import remembered
 from everstep.planner.schedules import order_of
 from everstep.quantities import NodeId, human_bytes
 from everstep.schedule import Kind, Schedule
@@ -38,8 +39,8 @@ def node_bytes(plan: Plan, workload: Workload, schedule: Schedule | None = None)
 
 def needed_bytes(plan: Plan, workload: Workload, active_bytes: Mapping[NodeId, int]) -> dict[NodeId, int]:
     """The same where the peaks of activations are known already."""
-    units = units_by_layers(plan.placement.values(), workload)
-    state = {layers: sum(workload.units[name].held_bytes for name in names) for layers, names in units.items()}
+    held = Held.of(workload)
+    state = {layers: held.held_bytes(layers) for layers in holders(plan.placement)}
     return {node: state[layers] + active_bytes.get(node, 0) for node, layers in plan.placement.items()}
 
 
@@ -51,13 +52,26 @@ def cap_bytes(node: NodeId, cluster: Cluster, worker_memory_bytes: int | None) -
 
 def overfull(needed: Mapping[NodeId, int], cluster: Cluster, worker_memory_bytes: int | None) -> str:
     """Why it does not fit, naming the node that lacks most: ``n3 needs 32.0 MB of 24.0 MB``; empty when it fits."""
-    caps = {node.memory_bytes for node in cluster.nodes.values()} | {worker_memory_bytes}
-    if max(needed.values(), default=0) <= min((cap for cap in caps if cap is not None), default=float("inf")):
+    least, most = _caps(cluster)
+    if worker_memory_bytes is not None:
+        least, most = min(least, worker_memory_bytes), min(most, worker_memory_bytes)
+    fullest = max(needed.values(), default=0)
+    if fullest <= least:
         return ""
-    worst, lacking = "", 0
+    if least == most:  # of nodes that are all alike the fullest lacks most
+        worst = next(node for node, num_bytes in needed.items() if num_bytes == fullest)
+        return f"{worst} needs {human_bytes(fullest)} of {human_bytes(least)}"
+    words, lacking = "", 0
     for node, num_bytes in needed.items():
         cap = cap_bytes(node, cluster, worker_memory_bytes)
         if cap is not None and num_bytes - cap > lacking:
             lacking = num_bytes - cap
-            worst = f"{node} needs {human_bytes(num_bytes)} of {human_bytes(cap)}"
-    return worst
+            words = f"{node} needs {human_bytes(num_bytes)} of {human_bytes(cap)}"
+    return words
+
+
+@remembered(16)
+def _caps(cluster: Cluster) -> tuple[float, float]:
+    """The least and the most memory of a node, infinite where it is not limited."""
+    caps = {float("inf") if node.memory_bytes is None else node.memory_bytes for node in cluster.nodes.values()}
+    return min(caps, default=float("inf")), max(caps, default=float("inf"))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.plan import Plan, Route
+from everstep.planner.remembered import remembered
 from everstep.quantities import NodeId, UnitName
 from everstep.workload import Workload
 
@@ -35,7 +36,8 @@ class Part:
         return sorted(pairs, key=lambda pair: pair[0])
 
 
-def grouped(routes: Sequence[Route]) -> dict[Route, list[int]]:
+@remembered(64)
+def grouped(routes: Sequence[Route]) -> Mapping[Route, Sequence[int]]:
     """Distinct routes and the micro-batches of each. Routes that are one object are compared as objects first."""
     by_object: dict[int, list[int]] = {}
     for micro_batch, name in enumerate(map(id, routes)):
@@ -45,66 +47,112 @@ def grouped(routes: Sequence[Route]) -> dict[Route, list[int]]:
             by_object[name] = [micro_batch]
     found: dict[Route, list[int]] = {}
     for members in by_object.values():
-        route = routes[members[0]]
-        if route in found:
-            found[route] = sorted([*found[route], *members])
-        else:
-            found[route] = members
+        known = found.setdefault(routes[members[0]], members)
+        if known is not members:
+            known += members
+            known.sort()
     return found
 
 
-def parts(plan: Plan, num_micro_batches: int | None = None) -> list[Part]:
+def parts(plan: Plan, num_micro_batches: int | None = None) -> tuple[Part, ...]:
     """The parts of ``plan``, or of its first ``num_micro_batches``, each with the first micro-batch that takes it first."""
-    found = grouped(plan.routes if num_micro_batches is None else plan.routes[:num_micro_batches])
+    return _parts(plan.routes if num_micro_batches is None else plan.routes[:num_micro_batches])
+
+
+@remembered(32)
+def _parts(routes: tuple[Route, ...]) -> tuple[Part, ...]:
+    found = grouped(routes)
     part_of: dict[NodeId, list[Route]] = {}
     for route in found:
-        met = {id(part_of[hop.node]): part_of[hop.node] for hop in route if hop.node in part_of}
+        met = [part_of[hop.node] for hop in route if hop.node in part_of]
         if not met:
             whole = [route]
-            part_of.update((hop.node, whole) for hop in route)
+            for hop in route:
+                part_of[hop.node] = whole
             continue
-        whole, *others = met.values()
+        whole, *others = {id(routes): routes for routes in met}.values()
         whole.append(route)
         for other in others:
             whole += other
         touched = [route, *(member for other in others for member in other)]
         part_of.update((hop.node, whole) for member in touched for hop in member)
-    unique = {id(routes): routes for routes in part_of.values()}
-    return [
-        Part(routes=tuple(routes), micro_batches=tuple(tuple(found[route]) for route in routes)) for routes in unique.values()
-    ]
+    unique = {id(whole): whole for whole in (part_of[route[0].node] for route in found if route)}
+    return tuple(
+        Part(routes=tuple(whole), micro_batches=tuple([tuple(found[route]) for route in whole])) for whole in unique.values()
+    )
 
 
 Kind = tuple[tuple[int, ...], float]
 """What a node holds, and its speed."""
 
 
-def kinds_of(plan: Plan, speeds: Mapping[NodeId, float] | None = None) -> dict[Kind, list[NodeId]]:
+def kinds_of(plan: Plan, speeds: Mapping[NodeId, float] | None = None) -> Mapping[Kind, Sequence[NodeId]]:
     """The nodes of ``plan`` by what they hold and how fast they are; ``speeds`` None: by what they hold alone."""
+    by_layers = holders(plan.placement)
+    if speeds is None:
+        return {(layers, 1.0): nodes for layers, nodes in by_layers.items()}
     found: dict[Kind, list[NodeId]] = {}
-    for node, layers in plan.placement.items():
-        found.setdefault((layers, speeds[node] if speeds else 1.0), []).append(node)
+    for layers, nodes in by_layers.items():
+        for node in nodes:
+            found.setdefault((layers, speeds[node]), []).append(node)
+    return found
+
+
+@remembered(64)
+def holders(placement: Mapping[NodeId, tuple[int, ...]]) -> Mapping[tuple[int, ...], Sequence[NodeId]]:
+    """The nodes by what they hold."""
+    found: dict[tuple[int, ...], list[NodeId]] = {}
+    for node, layers in placement.items():
+        if layers in found:
+            found[layers].append(node)
+        else:
+            found[layers] = [node]
     return found
 
 
 def holders_by_unit(kinds: Sequence[Kind], workload: Workload) -> dict[UnitName, tuple[int, ...]]:
     """For each unit the indices of the ``kinds`` that hold it."""
-    by_layer: list[list[int]] = [[] for _ in workload.layers]
+    by_unit: dict[UnitName, list[int]] = {name: [] for name in workload.units}
+    held = Held.of(workload)
     for index, (layers, _) in enumerate(kinds):
-        for layer in layers:
-            by_layer[layer].append(index)
-    return {
-        name: tuple(by_layer[unit.layers[0]]) if len(unit.layers) == 1
-        else tuple(sorted({index for layer in unit.layers for index in by_layer[layer]}))
-        for name, unit in workload.units.items()
-    }
+        for name in held.units(layers):
+            by_unit[name].append(index)
+    return {name: tuple(indices) for name, indices in by_unit.items()}
+
+
+class Held:
+    """What holders of layers hold of one workload, worked out once for each tuple of layers."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._units = workload.units
+        self._by_layer: list[list[UnitName]] = [[] for _ in workload.layers]
+        for name, unit in workload.units.items():
+            for layer in unit.layers:
+                self._by_layer[layer].append(name)
+        self._known: dict[tuple[int, ...], frozenset[UnitName]] = {}
+        self._held_bytes: dict[tuple[int, ...], int] = {}
+
+    @staticmethod
+    @remembered(16)
+    def of(workload: Workload) -> Held:
+        return Held(workload)
+
+    def units(self, layers: tuple[int, ...]) -> frozenset[UnitName]:
+        """The units that a holder of ``layers`` holds."""
+        found = self._known.get(layers)
+        if found is None:
+            found = self._known[layers] = frozenset([name for layer in layers for name in self._by_layer[layer]])
+        return found
+
+    def held_bytes(self, layers: tuple[int, ...]) -> int:
+        """Memory for their state and gradient sums."""
+        found = self._held_bytes.get(layers)
+        if found is None:
+            found = self._held_bytes[layers] = sum(self._units[name].held_bytes for name in self.units(layers))
+        return found
 
 
 def units_by_layers(held: Iterable[tuple[int, ...]], workload: Workload) -> dict[tuple[int, ...], frozenset[UnitName]]:
     """For each tuple of layers the units that a holder of them holds."""
-    kinds = [(layers, 1.0) for layers in dict.fromkeys(held)]
-    units: list[list[UnitName]] = [[] for _ in kinds]
-    for name, indices in holders_by_unit(kinds, workload).items():
-        for index in indices:
-            units[index].append(name)
-    return {layers: frozenset(names) for (layers, _), names in zip(kinds, units, strict=True)}
+    known = Held.of(workload)
+    return {layers: known.units(layers) for layers in held}
