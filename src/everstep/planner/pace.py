@@ -5,7 +5,7 @@ costs little more than one of a few. Any other part is the longest path through 
 
     start(action) = max(end of the action before it on its node, end of what it needs + message)
 
-where a message over a boundary takes ``alpha + output_bytes / rate``.
+where a message over a boundary takes ``alpha + output_bytes / rate`` of the link between the two nodes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from everstep.cluster import Cluster
-from everstep.plan import Hop, Order, Plan
+from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner.parts import Part, parts
 from everstep.planner.pipelines import one_pipeline_ends_s
 from everstep.planner.schedules import Arranged, B, Costs, F, Stops, W, arranged
@@ -43,7 +43,7 @@ def pace(plan: Plan, workload: Workload, cluster: Cluster) -> Pace:
             found.active_bytes.update(active_bytes)
             continue
         (route,), (members,) = part.routes, part.micro_batches
-        ends, held = _alone(tuple([table.stage(hop) for hop in route]), len(members), plan.order)
+        ends, held = _alone(tuple(table.on(route)), len(members), plan.order)
         for hop, end_s, num_bytes in zip(route, ends, held, strict=True):
             found.ends_s[hop.node] = end_s
             found.active_bytes[hop.node] = num_bytes
@@ -95,12 +95,12 @@ def _arranged(shape: _Shape, order: Order) -> tuple[Arranged, LongestPath, list[
     """The list schedule of a part, its times, and the bytes of activations by stop."""
     ways, taken = shape
     routes: list[tuple[Hop, ...]] = []
-    table: dict[Hop, _Stage] = {}
+    table: dict[int, list[_Stage]] = {}
     for way in ways:
         firsts = accumulate((stage[0] for _, stage in way), initial=0)
         hops = [Hop(NodeId(f"n{node}"), first, first + stage[0]) for (node, stage), first in zip(way, firsts, strict=False)]
         routes.append(tuple(hops))
-        table.update(zip(hops, (stage for _, stage in way), strict=True))
+        table[id(routes[-1])] = [stage for _, stage in way]
     members: list[list[int]] = [[] for _ in ways]
     for number, index in enumerate(taken):
         members[index].append(number)
@@ -115,7 +115,9 @@ class _Times:
 
     costs: Costs
     message_s: tuple[float, ...]
-    """In front of each layer."""
+    """In front of each layer, over the link of most nodes."""
+    output_bytes: tuple[int, ...]
+    """What a message weighs in front of each layer."""
     active_bytes: tuple[int, ...]
     cluster: Cluster
     stages: dict[tuple[int, int, float], _Stage]
@@ -125,9 +127,19 @@ class _Times:
         return cls(
             costs=Costs.of(plan, workload),
             message_s=(0.0, *(cluster.link.seconds(layer.output_bytes) for layer in workload.layers[:-1])),
+            output_bytes=(0, *(layer.output_bytes for layer in workload.layers[:-1])),
             active_bytes=tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0)),
             cluster=cluster, stages={},
         )
+
+    def on(self, route: Route) -> list[_Stage]:
+        """By hop. With links of several kinds a message takes what the link between its two nodes needs."""
+        found = [self.stage(hop) for hop in route]
+        if self.cluster.one_link is None:
+            for index, (before, hop) in enumerate(pairwise(route), start=1):
+                link = self.cluster.link_between(before.node, hop.node)
+                found[index] = (*found[index][:4], link.seconds(self.output_bytes[hop.first]), found[index][5])
+        return found
 
     def stage(self, hop: Hop) -> _Stage:
         speed = self.cluster.nodes[hop.node].speed
@@ -150,16 +162,17 @@ def _follow(part: Part, order: Order, table: _Times, steps: int = 1) -> tuple[li
     for _, route in part.in_order():
         if id(route) not in known:
             known[id(route)] = len(ways)
-            ways.append(tuple([(numbers.setdefault(hop.node, len(numbers)), table.stage(hop)) for hop in route]))
+            stages = zip(route, table.on(route), strict=True)
+            ways.append(tuple([(numbers.setdefault(hop.node, len(numbers)), stage) for hop, stage in stages]))
         taken.append(known[id(route)])
     shape = (tuple(ways), tuple(taken))
     ends = [dict(zip(numbers, each, strict=True)) for each in _ends(shape, order, steps)]
     return ends, dict(zip(numbers, _peaks_of(shape, order), strict=True))
 
 
-def _path(stops: Stops, table: Mapping[Hop, _Stage]) -> tuple[LongestPath, list[int]]:
-    """The longest path of a part, and the bytes of activations by stop."""
-    by_route = {id(route): list(zip(*(table[hop] for hop in route), strict=True)) for _, route in stops.routes}
+def _path(stops: Stops, table: Mapping[int, Sequence[_Stage]]) -> tuple[LongestPath, list[int]]:
+    """The longest path of a part, and the bytes of activations by stop. ``table``: stages by the ``id`` of a route."""
+    by_route = {id(route): list(zip(*table[id(route)], strict=True)) for _, route in stops.routes}
     columns: list[list[float]] = [[] for _ in range(6)]
     for _, route in stops.routes:
         for column, entries in zip(columns, by_route[id(route)], strict=True):
