@@ -150,13 +150,20 @@ class StepHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanWanted:
+    """Everybody is well, and another plan than the present one would be better, for ``cause``."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """It is ``next_deadline_s`` or later."""
 
 
 Event = (
     NodeReady | NodeLost | SwapAnswered | ReportCame | PlanAnswered | PlanWritten | ReadyCame | BoundaryCame | StuckCame
-    | FlagWanted | FlagHeld | StepHeard | Ticked
+    | FlagWanted | FlagHeld | StepHeard | PlanWanted | Ticked
 )
 
 
@@ -255,6 +262,8 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], tuple[Phase, ...]] = {
     (P.SWAPPING, BoundaryCame): (P.SWAPPING,),
     **{(phase, StuckCame): (phase,) for phase in P if phase not in (P.GATHERING, P.ENDED)},
     **{(phase, event): (phase,) for phase in P if phase is not P.ENDED for event in (FlagWanted, FlagHeld, StepHeard)},
+    **{(phase, PlanWanted): (phase,) for phase in P if phase is not P.ENDED},
+    (P.TRAINING, PlanWanted): (P.BOUNDARY_WANTED,),
     (P.GATHERING, Ticked): (P.GATHERING,),
     (P.SWAPPING, Ticked): (P.SWAPPING,),
     **{
@@ -296,6 +305,7 @@ class Leader:
         self._known_step = -1
         self._highest_attempt = -1
         self._stuck: tuple[float, str] | None = None
+        self._wish: str | None = None
 
     def next_deadline_s(self) -> float | None:
         """When to give ``Ticked``; None while nothing is waited for."""
@@ -345,7 +355,7 @@ class Leader:
             case ReadyCame(message):
                 return self._moved(message.node)
             case BoundaryCame(message):
-                return [] if self.phase is Phase.SWAPPING else self._swap(f"step {message.step} reached")
+                return [] if self.phase is Phase.SWAPPING else self._swap(self._wish or f"step {message.step} reached")
             case StuckCame(message):
                 return self._wait_for_a_death(message, now_s)
             case FlagWanted(flag):
@@ -356,6 +366,8 @@ class Leader:
             case StepHeard(step):
                 self._known_step = max(self._known_step, step + 1)
                 return []
+            case PlanWanted(cause):
+                return self._want_plan(cause)
             case Ticked():
                 return self._tick(now_s)
 
@@ -395,7 +407,7 @@ class Leader:
         if not members:
             return self._end(f"{said}; no node is left")
         self.phase = Phase.SWAPPING
-        self._stuck = None
+        self._stuck = self._wish = None
         expected = self.view.number if self.view else self._newest_view
         self._proposed = View(expected + 1, members)
         self._causes.append(said)
@@ -498,6 +510,14 @@ class Leader:
     def _want_boundary(self) -> list[Effect]:
         self.phase = Phase.BOUNDARY_WANTED
         return self._order_flag(CHANGE)
+
+    def _want_plan(self, cause: str) -> list[Effect]:
+        """A new view with the same members, at a step boundary. In other phases the next plan is on its way already."""
+        if self.phase is not Phase.TRAINING:
+            mark("leader.plan-is-on-its-way")
+            return []
+        self._wish = cause
+        return self._want_boundary()
 
     def _want(self, flag: str) -> list[Effect]:
         if flag in self._flags:

@@ -113,7 +113,9 @@ class PlanOrdered(msgspec.Struct, frozen=True, kw_only=True, tag="plan-ordered")
     ``step`` runs next under it, as try ``attempt``. ``union``: of step ``step - 1``, handed on to those who are one step
     behind. ``moves`` bring state that live holders have; ``loads`` come from the checkpoint ``restore`` (a path, or
     ``"initial"`` for the weights made from the seed), and then all state is that of ``step``. ``rollbacks``: for each
-    roll-back of the run (from_step, to_step, attempt): the first try of the steps in between has this number.
+    roll-back of the run (from_step, to_step, attempt): the first try of the steps in between has this number. ``schedule``:
+    the order of every node's actions, as the text that ``schedule.parse_order`` reads, where it is another than the one that
+    follows from the plan.
     """
 
     view: int
@@ -126,6 +128,7 @@ class PlanOrdered(msgspec.Struct, frozen=True, kw_only=True, tag="plan-ordered")
     loads: tuple[Load, ...] = ()
     restore: str | None = None
     rollbacks: tuple[tuple[int, int, int], ...] = ()
+    schedule: Mapping[NodeId, str] | None = None
 
 
 class ResumeOrdered(msgspec.Struct, frozen=True, tag="resume-ordered"):

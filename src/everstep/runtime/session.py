@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from everstep import schedule as schedules
 from everstep.engine.executor import Executor
 from everstep.engine.links import InterruptedByView, Key, Mailbox, Parcel
 from everstep.engine.state import Packed
@@ -42,6 +43,7 @@ from everstep.runtime.control import Carried, Declared, Finished, FromWorker, Qu
 from everstep.runtime.job import Declaration, Position, StepResult
 from everstep.runtime.local import nan_message
 from everstep.runtime.saver import Saver
+from everstep.schedule import Schedule, parse_order
 from everstep.view import View
 from everstep.workload import Unit
 
@@ -60,6 +62,13 @@ class RunOver(BaseException):
     def __init__(self, reason: str, *, well: bool = False) -> None:
         super().__init__(reason)
         self.well = well
+
+
+def schedule_of(order: PlanOrdered) -> Schedule:
+    """Every node's actions: as ordered, else as they follow from the plan."""
+    if order.schedule is None:
+        return order_of(order.plan)
+    return {node: parse_order(text) for node, text in order.schedule.items()}
 
 
 class NodeLedger:
@@ -284,6 +293,8 @@ class WorkerSession:
         assert self._view is not None, "a plan comes in a view"
         wrong = problems(order.plan, self._view, len(self._declaration.facts.layers))
         assert not wrong, wrong
+        wrong = schedules.problems(schedule_of(order), order.plan) if order.schedule is not None else []
+        assert not wrong, wrong
         if change.follow:
             assert order.union is not None, "following means applying the union"
             self._executor.apply(order.union)
@@ -328,7 +339,7 @@ class WorkerSession:
         self._held.require(self._declaration.facts.units_of(layers))
         self._valid = set(self._held.units)
         self._plan, self._attempt, self._rollbacks = order.plan, order.attempt, order.rollbacks
-        self._executor.follow(order.plan, order_of(order.plan)[self._node], self._view)
+        self._executor.follow(order.plan, schedule_of(order)[self._node], self._view)
         if order.restore is not None:
             self._told = order.step - 1
         if self._union is not None and self._union.step == order.step - 1:

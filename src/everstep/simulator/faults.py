@@ -93,7 +93,14 @@ class SecondPlan:
     at_s: float
 
 
-Fault = Crash | AimedCrash | MomentCrash | DeclaredDead | CutLink | SlowLink | Join | WantFlag | SecondPlan
+@dataclass(frozen=True, slots=True)
+class WantPlan:
+    """At ``at_s`` another plan would be better, with everybody well."""
+
+    at_s: float
+
+
+Fault = Crash | AimedCrash | MomentCrash | DeclaredDead | CutLink | SlowLink | Join | WantFlag | SecondPlan | WantPlan
 
 
 def draw(chance: random.Random, until_s: float) -> tuple[Fault, ...]:
@@ -104,6 +111,8 @@ def draw(chance: random.Random, until_s: float) -> tuple[Fault, ...]:
         happening.append(WantFlag(chance.uniform(0, until_s)))
     if chance.random() < 0.3:
         happening.append(SecondPlan(chance.uniform(0, until_s)))
+    if chance.random() < 0.3:
+        happening.append(WantPlan(chance.uniform(0, until_s)))
     return (*drawn, *happening)
 
 

@@ -179,6 +179,8 @@ class World:
                 self._start_node()
             case faults.WantFlag():
                 self.agent.handle(leader.FlagWanted("checkpoint"))
+            case faults.WantPlan():
+                self.agent.handle(leader.PlanWanted("a better plan"))
             case faults.SecondPlan():
                 self._plan_again()
             case faults.AimedCrash() | faults.MomentCrash():

@@ -193,6 +193,37 @@ def test_a_boundary_that_is_reached_makes_a_view_even_if_the_joiner_has_gone() -
     assert isinstance(swap, do.SwapView) and swap.view.nodes == (N0, N1, N2)
 
 
+def test_a_better_plan_for_the_same_members_takes_a_new_view_at_a_boundary() -> None:
+    leader = training(N0, N1)
+    assert leader.handle(do.PlanWanted("a faster schedule"), 0.0) == to_all(BoundaryOrdered(1, 1, "change"), N0, N1)
+    reached = leader.handle(do.BoundaryCame(BoundaryReached(1, N1, 7)), 0.0)
+    assert reached == [do.SwapView(1, view(2, N0, N1), "a faster schedule")]
+    win(leader)
+    wanted = collect(leader)
+    assert (wanted.cause, wanted.lost, wanted.joined) == ("a faster schedule", (), ())
+    write(leader)
+    resume(leader)
+    leader.handle(do.NodeReady(Member(N2)), 0.0)
+    assert leader.handle(do.BoundaryCame(BoundaryReached(2, N0, 9)), 0.0) == [
+        do.SwapView(2, view(3, N0, N1, N2), "n2 joins"),
+    ], "the wish was granted"
+
+
+def test_a_better_plan_that_was_wanted_is_forgotten_when_a_member_is_lost() -> None:
+    leader = training(N0, N1, N2)
+    leader.handle(do.PlanWanted("a faster schedule"), 0.0)
+    (swap,) = leader.handle(do.NodeLost(N2, "exit 1"), 0.0)
+    assert isinstance(swap, do.SwapView) and swap.cause == "n2 lost: exit 1"
+
+
+@pytest.mark.parametrize("phase", [p for p in IN_A_VIEW if p is not Phase.TRAINING])
+def test_no_plan_is_wanted_while_one_is_on_its_way(phase: Phase) -> None:
+    leader = in_phase(phase)
+    with marks.expect("leader.plan-is-on-its-way"):
+        assert leader.handle(do.PlanWanted("a faster schedule"), 0.0) == []
+    assert leader.phase is phase
+
+
 def test_a_member_that_says_hello_again_is_in_already() -> None:
     leader = training(N0, N1)
     with marks.expect("leader.member-is-in-already"):
