@@ -41,9 +41,11 @@ def _is(one: object, other: object) -> bool:
 def remembered(most: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """For a function of values that never change: the answers to its newest ``most`` questions are kept."""
     def wrap(work_out: Callable[_P, _R]) -> Callable[_P, _R]:
+        by_values = cast(Callable[..., _R], work_out)
+
         @lru_cache(maxsize=most)
         def known(asked: _Same) -> _R:
-            return work_out(*asked.values)
+            return by_values(*asked.values)
 
         @wraps(work_out)
         def answer(*values: _P.args, **_: _P.kwargs) -> _R:

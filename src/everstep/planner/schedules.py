@@ -17,15 +17,18 @@ node do not know of each other.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import TypeVar
 
 from everstep.plan import Hop, Plan, Route
 from everstep.planner.parts import Part, parts
 from everstep.quantities import NodeId
 from everstep.schedule import REDUCE, Action, Kind, Order, Schedule, one_f_one_b
 from everstep.workload import Workload
+
+_T = TypeVar("_T")
 
 
 def order_of(plan: Plan, num_micro_batches: int | None = None, workload: Workload | None = None) -> Schedule:
@@ -125,18 +128,23 @@ class Stops:
         routes = part.in_order()
         nodes = part.nodes
         numbers = {node: number for number, node in enumerate(nodes)}
-        visited = {id(route): [numbers[hop.node] for hop in route] for _, route in routes}
+        visited = {id(route): [numbers[hop.node] for hop in route] for route in part.routes}
+        lengths = [len(route) for _, route in routes]
         return cls(
-            routes=tuple(routes), nodes=nodes, node_of=tuple(n for _, route in routes for n in visited[id(route)]),
-            hops_left=tuple(left for _, route in routes for left in range(len(route), 0, -1)),
-            index=tuple(index for _, route in routes for index in range(len(route))),
+            routes=tuple(routes), nodes=nodes,
+            node_of=tuple(chain.from_iterable([visited[id(route)] for _, route in routes])),
+            hops_left=tuple(chain.from_iterable([range(length, 0, -1) for length in lengths])),
+            index=tuple(chain.from_iterable([range(length) for length in lengths])),
         )
 
     def seconds(self, costs: Costs) -> list[list[float]]:
         """By kind and stop."""
-        cached = {id(route): [costs.hop(hop) for hop in route] for _, route in self.routes}
-        times = [entry for _, route in self.routes for entry in cached[id(route)]]
-        return [[entry[kind] for entry in times] for kind in (F, B, W)]
+        return self.by_stop({id(route): list(zip(*map(costs.hop, route), strict=True)) for _, route in self.routes})
+
+    def by_stop(self, columns: Mapping[int, Sequence[Sequence[_T]]]) -> list[list[_T]]:
+        """``columns`` of what belongs to the hops of a route, by the identity of the route, as columns by stop."""
+        taken = [columns[id(route)] for _, route in self.routes]
+        return [list(chain.from_iterable(column)) for column in zip(*taken, strict=True)]
 
     def micro_batches(self) -> list[int]:
         """By stop."""
@@ -175,7 +183,7 @@ def arranged(part: Part, plan: Plan, workload: Workload | None = None) -> Arrang
 def slots(stops: Stops, extra_slots: int) -> list[int]:
     """Rule 1: how many micro-batches each node may hold activations of."""
     found = [0] * len(stops.nodes)
-    for node, left in zip(stops.node_of, stops.hops_left, strict=True):
+    for node, left in set(zip(stops.node_of, stops.hops_left, strict=True)):
         found[node] = max(found[node], left)
     return [most + extra_slots for most in found]
 
@@ -189,21 +197,25 @@ def deadlines(stops: Stops, costs: Costs) -> tuple[list[float], list[float]]:
     ranks: dict[NodeId, int] = {}
     forwards: list[float] = []
     backwards: list[float] = []
+    known: dict[int, tuple[float, float, float, list[float]]] = {}
+    """By number of hops: F, B, a period, and the first B of each hop."""
     routes = [route for _, route in stops.routes]
     for route, stream in zip(routes, streams(routes), strict=True):
         rank = ranks.get(stream, 0)
         ranks[stream] = rank + 1
         num_hops = len(route)
-        forward_s, backward_s = costs.forward[-1] / num_hops, costs.backward[-1] / num_hops
-        period_s = forward_s + backward_s + costs.weight[-1] / num_hops
-        for index in range(num_hops):
-            behind = num_hops - index
-            first_backward = num_hops * forward_s + (behind - 1) * backward_s
-            backwards.append(first_backward + rank * period_s)
-            if rank < behind:
-                forwards.append((index + rank) * forward_s)
-            else:
-                forwards.append(first_backward + (rank - behind) * period_s + backward_s)
+        if num_hops not in known:
+            forward_s, backward_s = costs.forward[-1] / num_hops, costs.backward[-1] / num_hops
+            period_s = forward_s + backward_s + costs.weight[-1] / num_hops
+            first_s = [num_hops * forward_s + (num_hops - index - 1) * backward_s for index in range(num_hops)]
+            known[num_hops] = (forward_s, backward_s, period_s, first_s)
+        forward_s, backward_s, period_s, first_s = known[num_hops]
+        backwards += [first + rank * period_s for first in first_s]
+        filling = max(0, num_hops - rank)
+        forwards += [(index + rank) * forward_s for index in range(filling)]
+        forwards += [
+            first + (rank - num_hops + index) * period_s + backward_s for index, first in enumerate(first_s[filling:], filling)
+        ]
     return forwards, backwards
 
 
@@ -214,41 +226,44 @@ def arrange(
     """Pretend to run; the actions in the order in which they start. Smaller keys go first; messages take no time."""
     node_of, hops_left, index = stops.node_of, stops.hops_left, stops.index
     forward_s, backward_s, weight_s = seconds
-    num_nodes = len(stops.nodes)
+    num_nodes, num_stops = len(stops.nodes), len(node_of)
     forwards: list[list[tuple[float, int]]] = [[] for _ in range(num_nodes)]
     backwards: list[list[tuple[float, int]]] = [[] for _ in range(num_nodes)]
     weights: list[list[int]] = [[] for _ in range(num_nodes)]
     held, busy = [0] * num_nodes, [False] * num_nodes
-    running: list[tuple[float, int, int]] = []
+    running: list[tuple[float, int]] = []
+    """Ends, and actions as ``kind · num_stops + stop``: of equal ends F comes first, then B."""
     started: list[int] = []
     push, pop = heapq.heappush, heapq.heappop
-
-    def dispatch(node: int, now: float, forced: bool = False) -> None:
-        ready_f, ready_b = forwards[node], backwards[node]
-        if ready_f and (forced or held[node] < limits[node]) and (not ready_b or ready_f[0] <= ready_b[0]):
-            stop = pop(ready_f)[1]
-            held[node] += 1
-            kind, end = F, now + forward_s[stop]
-        elif ready_b:
-            stop = pop(ready_b)[1]
-            kind, end = B, now + backward_s[stop]
-        elif weights[node]:
-            stop = pop(weights[node])
-            kind, end = W, now + weight_s[stop]
-        else:
-            return
-        busy[node] = True
-        started.append(3 * stop + kind)
-        push(running, (end, kind, stop))
-
     for stop, position in enumerate(index):
         if not position:
             push(forwards[node_of[stop]], (forward_keys[stop], stop))
-    for node in range(num_nodes):
-        dispatch(node, 0.0)
     now = 0.0
+    touched: Iterable[int] = range(num_nodes)
+    forced = False
     while True:
-        if not running:
+        for node in touched:
+            if busy[node]:
+                continue
+            ready_f, ready_b = forwards[node], backwards[node]
+            if ready_f and (held[node] < limits[node] or forced) and (not ready_b or ready_f[0] <= ready_b[0]):
+                stop = pop(ready_f)[1]
+                held[node] += 1
+                started.append(3 * stop)
+                push(running, (now + forward_s[stop], stop))
+            elif ready_b:
+                stop = pop(ready_b)[1]
+                started.append(3 * stop + 1)
+                push(running, (now + backward_s[stop], num_stops + stop))
+            elif weights[node]:
+                stop = pop(weights[node])
+                started.append(3 * stop + 2)
+                push(running, (now + weight_s[stop], 2 * num_stops + stop))
+            else:
+                continue
+            busy[node] = True
+        forced = not running
+        if forced:
             waiting = [(hops_left[stop], key, stop) for entries in forwards for key, stop in entries]
             if not waiting:
                 return started
@@ -256,31 +271,33 @@ def arrange(
             node = node_of[stop]
             forwards[node] = [(-1.0 if other == stop else key, other) for key, other in forwards[node]]
             heapq.heapify(forwards[node])
-            dispatch(node, now, forced=True)
+            touched = (node,)
+            continue
         now = running[0][0]
-        touched: dict[int, None] = {}
+        met: dict[int, None] = {}
         while running and running[0][0] <= now:
-            _, kind, stop = pop(running)
-            node = node_of[stop]
-            busy[node] = False
-            touched[node] = None
-            if kind == F:
+            stop = pop(running)[1]
+            if stop < num_stops:
+                met[node_of[stop]] = None
+                busy[node_of[stop]] = False
                 if hops_left[stop] > 1:
-                    following = node_of[stop + 1]
-                    push(forwards[following], (forward_keys[stop + 1], stop + 1))
-                    touched[following] = None
+                    stop += 1
+                    push(forwards[node_of[stop]], (forward_keys[stop], stop))
+                    met[node_of[stop]] = None
                 else:
-                    push(backwards[node], (backward_keys[stop], stop))
+                    push(backwards[node_of[stop]], (backward_keys[stop], stop))
                 continue
-            if kind == B:
-                if split:
-                    push(weights[node], stop)
-                if index[stop]:
-                    before = node_of[stop - 1]
-                    push(backwards[before], (backward_keys[stop - 1], stop - 1))
-                    touched[before] = None
-            if kind == W or not split:
+            is_backward = stop < 2 * num_stops
+            stop -= num_stops if is_backward else 2 * num_stops
+            node = node_of[stop]
+            met[node] = None
+            busy[node] = False
+            if is_backward and split:
+                push(weights[node], stop)
+            else:
                 held[node] -= 1
-        for node in touched:
-            if not busy[node]:
-                dispatch(node, now)
+            if is_backward and index[stop]:
+                stop -= 1
+                push(backwards[node_of[stop]], (backward_keys[stop], stop))
+                met[node_of[stop]] = None
+        touched = met
