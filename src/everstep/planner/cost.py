@@ -16,6 +16,7 @@ from everstep.plan import Plan
 from everstep.planner.pace import pace, staggered_ends
 from everstep.planner.parts import Kind as NodeKind
 from everstep.planner.parts import grouped, holders_by_unit, kinds_of, units_by_layers
+from everstep.planner.shadows import shadow_seconds
 from everstep.quantities import HostId, NodeId, node_number
 from everstep.schedule import Action, Kind, Schedule, needs
 from everstep.transfer import Move
@@ -118,10 +119,13 @@ def _hop_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[tuple
     backward = _sums(
         layer.backward_input_s + (0.0 if split else layer.backward_weight_s) for layer in workload.layers
     )
+    shadow_s = shadow_seconds(plan.routes, forward)
     return {
         (micro_batch, index): {
-            kind: (times[hop.end] - times[hop.first]) / cluster.nodes[hop.node].speed
-            for kind, times in ((Kind.FORWARD, forward), (Kind.BACKWARD, backward), (Kind.WEIGHT, weight))
+            kind: (times[hop.end] - times[hop.first] + besides.get(hop.node, 0.0)) / cluster.nodes[hop.node].speed
+            for kind, times, besides in (
+                (Kind.FORWARD, forward, shadow_s), (Kind.BACKWARD, backward, {}), (Kind.WEIGHT, weight, {}),
+            )
         }
         for micro_batch, route in enumerate(plan.routes)
         for index, hop in enumerate(route)
@@ -185,9 +189,11 @@ def shared_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[Hos
         node: _optimizer_s((layers, cluster.nodes[node].speed), workload) for node, layers in plan.placement.items()
     }
     total = _sums(layer.total_s for layer in workload.layers)
+    shadow_s = shadow_seconds(plan.routes, _sums(layer.forward_s for layer in workload.layers))
     for route, members in grouped(plan.routes).items():
         for hop in route:
-            work_s[hop.node] += len(members) * (total[hop.end] - total[hop.first]) / cluster.nodes[hop.node].speed
+            each_s = total[hop.end] - total[hop.first] + shadow_s.get(hop.node, 0.0)
+            work_s[hop.node] += len(members) * each_s / cluster.nodes[hop.node].speed
     found: dict[HostId, float] = {}
     for node, seconds in work_s.items():
         host = cluster.nodes[node].host

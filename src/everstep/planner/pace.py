@@ -20,6 +20,7 @@ from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner.parts import Part, parts
 from everstep.planner.pipelines import one_pipeline_ends_s
 from everstep.planner.schedules import Arranged, B, Costs, F, Stops, W, arranged
+from everstep.planner.shadows import shadow_seconds
 from everstep.quantities import NodeId
 from everstep.workload import Workload
 
@@ -120,12 +121,15 @@ class _Times:
     """What a message weighs in front of each layer."""
     active_bytes: tuple[int, ...]
     cluster: Cluster
-    stages: dict[tuple[int, int, float], _Stage]
+    shadow_s: dict[NodeId, float]
+    """By node that shadows: how much longer each of its forwards takes at speed 1."""
+    stages: dict[tuple[int, int, float, float], _Stage]
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> _Times:
+        costs = Costs.of(plan, workload)
         return cls(
-            costs=Costs.of(plan, workload),
+            costs=costs, shadow_s=shadow_seconds(plan.routes, costs.forward),
             message_s=(0.0, *(cluster.link.seconds(layer.output_bytes) for layer in workload.layers[:-1])),
             output_bytes=(0, *(layer.output_bytes for layer in workload.layers[:-1])),
             active_bytes=tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0)),
@@ -143,11 +147,12 @@ class _Times:
 
     def stage(self, hop: Hop) -> _Stage:
         speed = self.cluster.nodes[hop.node].speed
-        key = (hop.first, hop.end, speed)
+        shadow_s = self.shadow_s.get(hop.node, 0.0)
+        key = (hop.first, hop.end, speed, shadow_s)
         if key not in self.stages:
             forward, backward, weight = self.costs.hop(hop)
             self.stages[key] = (
-                hop.end - hop.first, forward / speed, backward / speed, weight / speed, self.message_s[hop.first],
+                hop.end - hop.first, (forward + shadow_s) / speed, backward / speed, weight / speed, self.message_s[hop.first],
                 self.active_bytes[hop.end] - self.active_bytes[hop.first],
             )
         return self.stages[key]

@@ -340,7 +340,7 @@ def best_priced(
     catalogue = Catalogue(workload, cluster, config, nodes, order)
     ranked = sorted(nodes, key=lambda node: (cluster.nodes[node].host, node_number(node)))
     found: list[Layout] = []
-    for least in (2, 1):
+    for least in sorted({config.tolerate + 1, 2, 1}, reverse=True):
         found = found or catalogue.layouts(len(ranked) - idle, keep, least)
     answers = []
     for layout in found:
