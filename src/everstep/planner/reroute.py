@@ -88,7 +88,7 @@ class Router:
             if following:
                 whole.append(following)
                 position = following.end
-        return _merged(whole)
+        return merged(whole)
 
     def _cover(
         self, first: int, end: int, used: set[NodeId], before: NodeId | None, following: Hop | None,
@@ -160,7 +160,7 @@ def _run_ends(layers: frozenset[int], num_layers: int) -> tuple[int, ...]:
     return tuple(ends)
 
 
-def _merged(hops: Sequence[Hop]) -> Route:
+def merged(hops: Sequence[Hop]) -> Route:
     """Neighbouring hops of one node as one."""
     found: list[Hop] = []
     for hop in hops:
