@@ -1,23 +1,24 @@
 """What a plan costs: the time of a step, and the time without training before the first one.
 
-A step is the longest path through the schedule (times of layers, messages between nodes), then each group's reduction,
-then the update of what a node holds. Nodes of one host share its cores, so a step also takes at least the host's work
-divided by its cores: eight workers on two cores are bound by that, not by the path.
+A step is the longest path through the schedule (times of layers, messages between nodes), then each group's reduction
+(``reductions``), then the update of what a node holds. Nodes of one host share its cores, so a step also takes at least the
+host's work divided by its cores: eight workers on two cores are bound by that, not by the path. Nor is it shorter than what
+crosses a link between two sites.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, pairwise
 
-from everstep.cluster import Cluster
+from everstep.cluster import Cluster, SitePair, site_pair
 from everstep.plan import Plan
 from everstep.planner.pace import pace, staggered_ends
-from everstep.planner.parts import Kind as NodeKind
-from everstep.planner.parts import grouped, holders_by_unit, kinds_of, units_by_layers
+from everstep.planner.parts import grouped, units_by_layers
+from everstep.planner.reductions import after_work, beside_work, crossing_seconds
 from everstep.planner.shadows import shadow_seconds
-from everstep.quantities import HostId, NodeId, node_number
+from everstep.quantities import HostId, NodeId, SiteId
 from everstep.schedule import Action, Kind, Schedule, needs
 from everstep.transfer import Move
 from everstep.workload import Workload
@@ -43,8 +44,27 @@ def step_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Sch
 
 def seconds_after(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> float:
     """Seconds of a step whose nodes are through with their last actions at ``ends_s``: reductions and updates follow."""
-    path_s = max(_updated(plan, workload, cluster, ends_s).values(), default=0.0)
-    return max(path_s, *shared_seconds(plan, workload, cluster).values(), 0.0) + workload.fixed_s
+    return max(_updated(plan, workload, cluster, ends_s), _least_seconds(plan, workload, cluster)) + workload.fixed_s
+
+
+def overlapped_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule) -> float:
+    """What a step would take if each unit were reduced as soon as it is whole, beside later work.
+
+    The engine reduces after a node's last action, and ``step_seconds`` says what that takes; the difference is what there is
+    to be had, or less, since messages of the work are taken not to be in the way.
+    """
+    summed = beside_work(plan, workload, cluster, action_spans(plan, workload, cluster, schedule))
+    path_s = max(
+        (end_s + _optimizer_s(plan.placement[node], cluster.nodes[node].speed, workload) for node, end_s in summed.items()),
+        default=0.0,
+    )
+    return max(path_s, _least_seconds(plan, workload, cluster)) + workload.fixed_s
+
+
+def _least_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> float:
+    """What a step takes at least, whatever the order: what nodes share is busy for so long."""
+    shared = (*shared_seconds(plan, workload, cluster).values(), *site_seconds(plan, workload, cluster).values())
+    return max(shared, default=0.0)
 
 
 STAGGERED_STEPS = 8
@@ -54,12 +74,11 @@ STAGGERED_STEPS = 8
 def staggered_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> float:
     """Seconds between two steps when each node begins the next one as soon as its own sums are applied."""
     ends = [
-        max(_updated(plan, workload, cluster, ends_s).values(), default=0.0)
-        for ends_s in staggered_ends(plan, workload, cluster, STAGGERED_STEPS)
+        _updated(plan, workload, cluster, ends_s) for ends_s in staggered_ends(plan, workload, cluster, STAGGERED_STEPS)
     ]
     half = STAGGERED_STEPS // 2
     period_s = (ends[-1] - ends[half - 1]) / (STAGGERED_STEPS - half)
-    return max(period_s, *shared_seconds(plan, workload, cluster).values(), 0.0) + workload.fixed_s
+    return max(period_s, _least_seconds(plan, workload, cluster)) + workload.fixed_s
 
 
 def finish_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule) -> dict[NodeId, float]:
@@ -77,9 +96,10 @@ def action_spans(plan: Plan, workload: Workload, cluster: Cluster, schedule: Sch
     """When each action of ``schedule`` happens; those of one node in its own order.
 
     start(action) = max(end of the action before it on its node, end of what it needs + message), as in
-    ``schedule.needs``; a message is ``alpha + output_bytes / rate``.
+    ``schedule.needs``; a message is ``alpha + output_bytes / rate`` of the link between the two nodes.
     """
     seconds = _hop_seconds(plan, workload, cluster)
+    one_link = cluster.one_link
     clock = dict.fromkeys(schedule, 0.0)
     position = dict.fromkeys(schedule, 0)
     done: dict[Action, float] = {}
@@ -103,7 +123,8 @@ def action_spans(plan: Plan, workload: Workload, cluster: Cluster, schedule: Sch
                 message_s = 0.0
                 if need.hop != action.hop:
                     boundary = route[max(need.hop, action.hop)].first - 1
-                    message_s = cluster.link.seconds(workload.layers[boundary].output_bytes)
+                    link = one_link or cluster.link_between(route[need.hop].node, node)
+                    message_s = link.seconds(workload.layers[boundary].output_bytes)
                 start_s = max(start_s, done[need] + message_s)
             done[action] = clock[node] = start_s + seconds[action.micro_batch, action.hop][action.kind]
             yield node, action, start_s, clock[node]
@@ -136,48 +157,13 @@ def _sums(times: Iterable[float]) -> tuple[float, ...]:
     return tuple(accumulate(times, initial=0.0))
 
 
-def reduction_groups(plan: Plan, workload: Workload) -> dict[tuple[NodeId, ...], int]:
-    """Bytes of gradients that each set of holders sums up together; a unit with one holder needs no sum."""
-    kinds = kinds_of(plan)
-    members = list(kinds.values())
-    groups: dict[tuple[NodeId, ...], int] = {}
-    for indices, num_bytes in _groups(list(kinds), members, workload).items():
-        nodes = sorted((node for index in indices for node in members[index]), key=node_number)
-        groups[tuple(nodes)] = num_bytes
-    return groups
+def _updated(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> float:
+    """When all nodes have their sums and have applied them."""
+    summed = after_work(plan, workload, cluster, ends_s)
+    return max((end_s + _optimizer_s(sort.layers, sort.speed, workload) for sort, end_s in summed.items()), default=0.0)
 
 
-def _groups(
-    kinds: Sequence[NodeKind], members: Sequence[Sequence[NodeId]], workload: Workload,
-) -> dict[tuple[int, ...], int]:
-    """The same with a group named by the kinds of nodes in it."""
-    groups: dict[tuple[int, ...], int] = {}
-    for name, indices in holders_by_unit(kinds, workload).items():
-        if sum(len(members[index]) for index in indices) > 1:
-            unit = workload.units[name]
-            groups[indices] = groups.get(indices, 0) + (unit.gradient_bytes or unit.parameter_bytes)
-    return groups
-
-
-def _updated(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> dict[NodeKind, float]:
-    """When all nodes of each kind have their sums and have applied them.
-
-    A ring of n: each sends 2·(n-1)/n of the bytes, in two rounds of messages. Nodes of a kind are in the same groups.
-    """
-    by_kind = kinds_of(plan, {node: cluster.nodes[node].speed for node in plan.placement})
-    kinds, members = list(by_kind), list(by_kind.values())
-    ends = [max(ends_s.get(node, 0.0) for node in nodes) for nodes in members]
-    for indices, num_bytes in _groups(kinds, members, workload).items():
-        count = sum(len(members[index]) for index in indices)
-        ring_s = 2 * (count - 1) / count * num_bytes / cluster.link.bytes_per_s + 2 * cluster.link.alpha_s
-        end_s = max(ends[index] for index in indices) + ring_s
-        for index in indices:
-            ends[index] = end_s
-    return {kind: end_s + _optimizer_s(kind, workload) for kind, end_s in zip(kinds, ends, strict=True)}
-
-
-def _optimizer_s(kind: NodeKind, workload: Workload) -> float:
-    layers, speed = kind
+def _optimizer_s(layers: tuple[int, ...], speed: float, workload: Workload) -> float:
     return sum(workload.layers[layer].optimizer_s for layer in layers) / speed
 
 
@@ -186,7 +172,7 @@ def shared_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[Hos
     if not any(cluster.host_cores.values()):
         return {}
     work_s = {
-        node: _optimizer_s((layers, cluster.nodes[node].speed), workload) for node, layers in plan.placement.items()
+        node: _optimizer_s(layers, cluster.nodes[node].speed, workload) for node, layers in plan.placement.items()
     }
     total = _sums(layer.total_s for layer in workload.layers)
     shadow_s = shadow_seconds(plan.routes, _sums(layer.forward_s for layer in workload.layers))
@@ -211,17 +197,45 @@ def is_shared(cluster: Cluster) -> bool:
     return any(cores is not None and hosts[host] > cores for host, cores in cluster.host_cores.items())
 
 
+def site_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[SitePair, float]:
+    """For each link between sites: for how long a step keeps it busy each way, a floor under the step.
+
+    An activation crosses it one way, its gradient the other; sums cross it both ways.
+    """
+    if not cluster.site_links:
+        return {}
+    found = crossing_seconds(plan, workload, cluster)
+    for route, members in grouped(plan.routes).items():
+        for before, hop in pairwise(route):
+            here, there = cluster.nodes[before.node].site, cluster.nodes[hop.node].site
+            if here != there:
+                pair = site_pair(here, there)
+                num_bytes = len(members) * workload.layers[hop.first - 1].output_bytes
+                found[pair] = found.get(pair, 0.0) + num_bytes / cluster.site_links[pair].bytes_per_s
+    return found
+
+
 def stall_seconds(moves: Iterable[Move], cluster: Cluster, *, switch_s: float = SWITCH_S) -> float:
     """Seconds without training while state is moved: the slowest node's share, and the fixed ``switch_s``.
 
-    A node sends and receives at the same time, each at the link's rate, one message a unit.
+    A node sends and receives at the same time, each unit as one message at the rate of the link that it takes. All that goes
+    from one site to another shares one link, so it takes at least as long as all those bytes.
     """
+    one_link = cluster.one_link
     sent: dict[NodeId, float] = {}
     received: dict[NodeId, float] = {}
+    crossing_bytes: dict[tuple[SiteId, SiteId], int] = {}
     for move in moves:
-        for node, sums in ((move.source, sent), (move.target, received)):
-            sums[node] = sums.get(node, 0.0) + cluster.link.seconds(move.num_bytes)
-    return switch_s + max([*sent.values(), *received.values()], default=0.0)
+        link = one_link or cluster.link_between(move.source, move.target)
+        seconds = link.seconds(move.num_bytes)
+        sent[move.source] = sent.get(move.source, 0.0) + seconds
+        received[move.target] = received.get(move.target, 0.0) + seconds
+        if one_link is None:
+            way = (cluster.nodes[move.source].site, cluster.nodes[move.target].site)
+            if way[0] != way[1]:
+                crossing_bytes[way] = crossing_bytes.get(way, 0) + move.num_bytes
+    crossing = [cluster.site_links[site_pair(*way)].seconds(num_bytes) for way, num_bytes in crossing_bytes.items()]
+    return switch_s + max([*sent.values(), *received.values(), *crossing], default=0.0)
 
 
 def load_seconds(plan: Plan, workload: Workload, read_bytes_per_s: float = READ_BYTES_PER_S) -> float:

@@ -13,12 +13,12 @@ from everstep.planner.cost import (
     finish_seconds,
     is_shared,
     load_seconds,
-    reduction_groups,
     shared_seconds,
     stall_seconds,
     step_seconds,
 )
 from everstep.planner.memory import cap_bytes, node_bytes, overfull
+from everstep.planner.reductions import reduction_groups
 from everstep.planner.schedules import order_of
 from everstep.quantities import HostId, UnitName
 from everstep.schedule import Kind
