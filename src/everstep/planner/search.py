@@ -133,48 +133,77 @@ class Catalogue:
     def layouts(self, num_nodes: int, keep: Sequence[Route], least: int) -> list[Layout]:
         """The most promising layouts of at most ``num_nodes`` nodes, from the front and, on shared cores, of even ones."""
         total = self._workload.num_micro_batches
+        besides = _besides_s(self._workload, self._cluster, self._longest)
+        running = _by_split(keep, self._longest)
+        kinds = tuple([(bounds, len(routes)) for bounds, routes in running.items()])
         while True:
             splits = self.splits
-            besides = _besides_s(self._workload, self._cluster, self._longest)
-            lengths = _lengths(splits, besides)
-            kinds = _kinds(keep, splits, besides)
-            front = lengths.front(num_nodes, total, [kind for kind, _ in kinds], least)
-            if not front or not lengths.truncated(front[-1], total):
+            front = _front(splits, besides, num_nodes, total, kinds, least)
+            if front is not None:
                 break
             self.columns *= 2
-        found = [self._layout(splits, choice, kinds, besides) for choice in front]
+        found = [self._layout(splits, outline, list(running.values())) for outline in front]
         if self._shared_s is not None or not keep:
-            found += [
-                self._layout(splits, Choice(kept=(), lengths=lengths, step_s=0.0, idle=0), (), besides)
-                for lengths in _even(num_nodes, self._longest, least, total)
-            ]
+            even = [_filled(splits, besides, Choice((), lengths, 0.0, 0), (), total) for lengths in
+                    _even(num_nodes, self._longest, least, total)]
+            found += [self._layout(splits, outline, ()) for outline in even if outline is not None]
         unique: dict[object, Layout] = {}
-        for layout in found:
-            if layout is not None:  # kept or put together again, it is the same: the first, which keeps more, stays
-                unique.setdefault(frozenset(Counter(layout.shapes).items()), layout)
+        for layout in found:  # kept or put together again, it is the same: the first, which keeps more, stays
+            unique.setdefault(frozenset(Counter(layout.shapes).items()), layout)
         return sorted(unique.values(), key=lambda layout: _rounded(layout.estimate_s))[:COMPARED]
 
-    def _layout(
-        self, splits: Splits, choice: Choice, kinds: Sequence[tuple[Kept, tuple[Route, ...]]], besides: tuple[float, ...],
-    ) -> Layout | None:
-        kept = tuple(
-            route for (_, routes), count in zip(kinds, choice.kept, strict=False) for route in routes[:count]
-        )
-        rows = [kind.seconds for (kind, _), count in zip(kinds, choice.kept, strict=False) for _ in range(count)]
-        tables = {length: splits.seconds(length) + besides[length - 1] for length in set(choice.lengths)}
-        filled = water_fill([*rows, *(tables[length] for length in choice.lengths)], self._workload.num_micro_batches)
-        if filled is None:
-            return None
-        shares, seconds = filled
-        new = zip(choice.lengths, shares[len(kept):], strict=True)
-        estimate_s = seconds
+    def _layout(self, splits: Splits, outline: _Outline, running: Sequence[Sequence[Route]]) -> Layout:
+        kept = tuple([route for routes, count in zip(running, outline.kept, strict=True) for route in routes[:count]])
+        new = zip(outline.lengths, outline.shares[len(kept):], strict=True)
+        estimate_s = outline.seconds
         if self._shared_s is not None:
             work_s, update_s = self._shared_s
-            estimate_s = max(seconds, work_s + len(shares) * update_s)
+            estimate_s = max(estimate_s, work_s + len(outline.shares) * update_s)
         return Layout(
-            kept=kept, splits=tuple(splits.bounds(length, share) for length, share in new), shares=shares,
+            kept=kept, splits=tuple([splits.bounds(length, share) for length, share in new]), shares=outline.shares,
             estimate_s=estimate_s,
         )
+
+
+_Kinds = tuple[tuple[Bounds, int], ...]
+"""Pipelines that run already: splits, and how many have each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outline:
+    """How many pipelines of each kind stay, the lengths of new ones, the share of each, and the time of the slowest."""
+
+    kept: tuple[int, ...]
+    lengths: tuple[int, ...]
+    shares: tuple[int, ...]
+    seconds: float
+
+
+@lru_cache(maxsize=128)
+def _front(
+    splits: Splits, besides: tuple[float, ...], num_nodes: int, total: int, kinds: _Kinds, least: int,
+) -> tuple[_Outline, ...] | None:
+    """The front without names: one loss after another asks for the same. None: the table is too short to be sure."""
+    lengths = _lengths(splits, besides)
+    running = tuple([Kept(len(cuts), count, splits.seconds_of(cuts) + besides[len(cuts) - 1]) for cuts, count in kinds])
+    choices = lengths.front(num_nodes, total, running, least)
+    if choices and lengths.truncated(choices[-1], total):
+        return None
+    found = [_filled(splits, besides, choice, running, total) for choice in choices]
+    return tuple([outline for outline in found if outline is not None])
+
+
+def _filled(
+    splits: Splits, besides: tuple[float, ...], choice: Choice, running: Sequence[Kept], total: int,
+) -> _Outline | None:
+    """``choice`` with the batch shared out; None: it cannot be done."""
+    rows = [kind.seconds for kind, count in zip(running, choice.kept, strict=True) for _ in range(count)]
+    tables = {length: splits.seconds(length) + besides[length - 1] for length in set(choice.lengths)}
+    filled = water_fill([*rows, *(tables[length] for length in choice.lengths)], total)
+    if filled is None:
+        return None
+    shares, seconds = filled
+    return _Outline(kept=choice.kept, lengths=choice.lengths, shares=shares, seconds=seconds)
 
 
 @lru_cache(maxsize=32)
@@ -182,17 +211,12 @@ def _lengths(splits: Splits, besides: tuple[float, ...]) -> Lengths:
     return Lengths({length: splits.seconds(length) + besides[length - 1] for length in range(1, splits.longest + 1)})
 
 
-def _kinds(
-    keep: Sequence[Route], splits: Splits, besides: tuple[float, ...],
-) -> list[tuple[Kept, tuple[Route, ...]]]:
+def _by_split(keep: Sequence[Route], longest: int) -> dict[Bounds, list[Route]]:
     """Pipelines that run already, by their split."""
     found: dict[Bounds, list[Route]] = {}
     for route in keep:
         found.setdefault(tuple([(hop.first, hop.end) for hop in route]), []).append(route)
-    return [
-        (Kept(len(bounds), len(routes), splits.seconds_of(bounds) + besides[len(bounds) - 1]), tuple(routes))
-        for bounds, routes in found.items() if len(bounds) <= splits.longest
-    ]
+    return {cuts: routes for cuts, routes in found.items() if len(cuts) <= longest}
 
 
 def _even(num_nodes: int, longest: int, least: int, most: int) -> list[tuple[int, ...]]:
@@ -215,8 +239,10 @@ def _besides_s(workload: Workload, cluster: Cluster, longest: int) -> tuple[floa
 
 def _shared_s(workload: Workload, cluster: Cluster) -> tuple[float, float] | None:
     """Seconds of a step's work, and of one replica's update, on all cores; None unless every host's nodes share some."""
+    if not is_shared(cluster):
+        return None
     cores = [cluster.host_cores.get(host) for host in {node.host for node in cluster.nodes.values()}]
-    if None in cores or not is_shared(cluster):
+    if None in cores:
         return None
     total = sum(count for count in cores if count is not None)
     work_s = sum(layer.total_s for layer in workload.layers) * workload.num_micro_batches
@@ -264,11 +290,15 @@ def lacking_bytes(
     wanted: Sequence[frozenset[UnitName]], nodes: Sequence[NodeId], workload: Workload, holds: Holds,
 ) -> Array:
     """By node and place: bytes of the place's units that the node does not hold."""
+    held = [holds.get(node, frozenset()) for node in nodes]
+    rows, columns = list(dict.fromkeys(held)), list(dict.fromkeys(wanted))
     names = list(workload.units)
     sizes = np.array([workload.units[name].state_bytes for name in names], dtype=np.float64)
-    needs = np.array([[name in units for name in names] for units in wanted], dtype=np.float64)
-    lacks = np.array([[name not in holds.get(node, frozenset()) for name in names] for node in nodes], dtype=np.float64)
-    found: Array = (lacks * sizes) @ needs.T
+    needs = np.array([[name in units for name in names] for units in columns], dtype=np.float64)
+    lacks = np.array([[name not in units for name in names] for units in rows], dtype=np.float64)
+    row_of, column_of = ({units: index for index, units in enumerate(kinds)} for kinds in (rows, columns))
+    lacking = (lacks * sizes) @ needs.T  # by what is held and what is wanted, of which there are few
+    found: Array = lacking[np.ix_([row_of[units] for units in held], [column_of[units] for units in wanted])]
     return found
 
 
@@ -286,8 +316,8 @@ def interleaved(shares: Sequence[int]) -> tuple[int, ...]:
 
 
 def plan_of(layout: Layout, chosen: Sequence[NodeId], nodes: Sequence[NodeId], num_layers: int, order: Order) -> Plan:
-    """``layout`` with ``chosen`` on its new places and the rest of ``nodes`` idle."""
-    placement: dict[NodeId, tuple[int, ...]] = dict.fromkeys(sorted(nodes, key=node_number), ())
+    """``layout`` with ``chosen`` on its new places and the rest of ``nodes``, which are in the order of their numbers, idle."""
+    placement: dict[NodeId, tuple[int, ...]] = dict.fromkeys(nodes, ())
     routes = list(layout.kept)
     start = 0
     for split in layout.splits:
@@ -338,7 +368,8 @@ def best_priced(
     """
     order = Order() if order is None else order
     catalogue = Catalogue(workload, cluster, config, nodes, order)
-    ranked = sorted(nodes, key=lambda node: (cluster.nodes[node].host, node_number(node)))
+    numbered = sorted(nodes, key=node_number)
+    ranked = sorted(numbered, key=lambda node: cluster.nodes[node].host)
     found: list[Layout] = []
     for least in sorted({config.tolerate + 1, 2, 1}, reverse=True):
         found = found or catalogue.layouts(len(ranked) - idle, keep, least)
@@ -348,7 +379,7 @@ def best_priced(
         free = [node for node in ranked if node not in staying]
         units = units_by_layers((tuple(range(*bounds)) for bounds in layout.places), workload)
         chosen = assign([units[tuple(range(*bounds))] for bounds in layout.places], free, workload, holds or {})
-        plan = plan_of(layout, chosen, ranked, workload.num_layers, order)
+        plan = plan_of(layout, chosen, numbered, workload.num_layers, order)
         for extra_slots in _slots_to_try(order, layout):
             answer = priced(replace(plan, order=replace(order, extra_slots=extra_slots)), workload, cluster)
             if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):
