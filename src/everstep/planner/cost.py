@@ -160,7 +160,7 @@ def _sums(times: Iterable[float]) -> tuple[float, ...]:
 def _updated(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> float:
     """When all nodes have their sums and have applied them."""
     summed = after_work(plan, workload, cluster, ends_s)
-    return max((end_s + _optimizer_s(sort.layers, sort.speed, workload) for sort, end_s in summed.items()), default=0.0)
+    return max((end_s + _optimizer_s(layers, speed, workload) for (layers, speed, _), end_s in summed.items()), default=0.0)
 
 
 def _optimizer_s(layers: tuple[int, ...], speed: float, workload: Workload) -> float:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
@@ -35,16 +34,11 @@ _Place = tuple[SiteId, HostId | None]
 """Where a node is, as far as links tell places apart."""
 
 
-class Sort(NamedTuple):
-    """What a node holds, how fast it is, and where it is. Nodes of a sort are in the same groups."""
-
-    layers: tuple[int, ...]
-    speed: float
-    place: _Place | None
+Sort = tuple[tuple[int, ...], float, _Place | None]
+"""What a node holds, how fast it is, and where it is. Nodes of a sort are in the same groups."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sum:
+class _Sum(NamedTuple):
     """What one reduction takes, for members by number."""
 
     members: tuple[int, ...]
@@ -58,7 +52,7 @@ def reduction_groups(plan: Plan, workload: Workload) -> dict[tuple[NodeId, ...],
     by_layers = holders(plan.placement)
     members = list(by_layers.values())
     found: dict[tuple[NodeId, ...], int] = {}
-    for indices, num_bytes in _groups([Sort(layers, 1.0, None) for layers in by_layers], members, workload).items():
+    for indices, num_bytes in _groups(list(by_layers), members, workload).items():
         found[tuple(sorted((node for index in indices for node in members[index]), key=node_number))] = num_bytes
     return found
 
@@ -67,7 +61,7 @@ def after_work(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping
     """When the last node of each sort has its sums, if all are through with their work at ``ends_s``."""
     sorts, members = _sorts(plan, cluster)
     ends = [max(ends_s.get(node, 0.0) for node in nodes) for nodes in members]
-    groups = _groups(sorts, members, workload)
+    groups = _groups([layers for layers, _, _ in sorts], members, workload)
     _reduce(ends, [_sum(indices, groups[indices], sorts, members, cluster) for indices in _in_order(groups)])
     return dict(zip(sorts, ends, strict=True))
 
@@ -89,9 +83,9 @@ def beside_work(
             for layer in plan.routes[action.micro_batch][action.hop].layers:
                 whole_s[node, layer] = max(whole_s.get((node, layer), 0.0), end_s)
     nodes = list(plan.placement)
-    sorts = [_sort_of(node, plan, cluster) for node in nodes]
+    sorts = [_sort_of(node, plan.placement[node], cluster) for node in nodes]
     reductions: list[tuple[float, _Sum]] = []
-    for name, indices in holders_by_unit([(sort.layers, sort.speed) for sort in sorts], workload).items():
+    for name, indices in holders_by_unit([(layers, 1.0) for layers, _, _ in sorts], workload).items():
         unit = workload.units[name]
         if len(indices) > 1:
             ready_s = max(whole_s.get((nodes[index], layer), 0.0) for index in indices for layer in unit.layers)
@@ -108,38 +102,38 @@ def crossing_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[S
     """For each link between sites: for how long the sums of a step need it to themselves."""
     sorts, members = _sorts(plan, cluster)
     found: dict[SitePair, float] = {}
-    for indices, num_bytes in _groups(sorts, members, workload).items():
+    for indices, num_bytes in _groups([layers for layers, _, _ in sorts], members, workload).items():
         for pair, seconds, _ in _sum(indices, num_bytes, sorts, members, cluster).crossing:
             found[pair] = found.get(pair, 0.0) + seconds
     return found
 
 
-def _sort_of(node: NodeId, plan: Plan, cluster: Cluster) -> Sort:
+def _sort_of(node: NodeId, layers: tuple[int, ...], cluster: Cluster) -> Sort:
     facts = cluster.nodes[node]
     if cluster.one_link is not None:
-        return Sort(plan.placement[node], facts.speed, None)
-    return Sort(plan.placement[node], facts.speed, (facts.site, facts.host if cluster.host_link else None))
+        return layers, facts.speed, None
+    return layers, facts.speed, (facts.site, facts.host if cluster.host_link else None)
 
 
 def _sorts(plan: Plan, cluster: Cluster) -> tuple[list[Sort], list[list[NodeId]]]:
     found: dict[Sort, list[NodeId]] = {}
     for layers, nodes in holders(plan.placement).items():
-        if cluster.one_link is None:
-            for node in nodes:
-                found.setdefault(_sort_of(node, plan, cluster), []).append(node)
-            continue
-        by_speed: dict[float, list[NodeId]] = {}
         for node in nodes:
-            by_speed.setdefault(cluster.nodes[node].speed, []).append(node)
-        found.update({Sort(layers, speed, None): alike for speed, alike in by_speed.items()})
+            sort = _sort_of(node, layers, cluster)
+            if sort in found:
+                found[sort].append(node)
+            else:
+                found[sort] = [node]
     return list(found), list(found.values())
 
 
-def _groups(sorts: Sequence[Sort], members: Sequence[Sequence[NodeId]], workload: Workload) -> dict[tuple[int, ...], int]:
+def _groups(
+    held: Sequence[tuple[int, ...]], members: Sequence[Sequence[NodeId]], workload: Workload,
+) -> dict[tuple[int, ...], int]:
     """Bytes by group, a group named by the numbers of the sorts in it, in the order of units."""
     groups: dict[tuple[int, ...], int] = {}
-    for name, indices in holders_by_unit([(sort.layers, sort.speed) for sort in sorts], workload).items():
-        if sum(len(members[index]) for index in indices) > 1:
+    for name, indices in holders_by_unit([(layers, 1.0) for layers in held], workload).items():
+        if indices in groups or len(indices) > 1 or (indices and len(members[indices[0]]) > 1):
             unit = workload.units[name]
             groups[indices] = groups.get(indices, 0) + (unit.gradient_bytes or unit.parameter_bytes)
     return groups
@@ -165,7 +159,7 @@ def _sum(
         return _Sum(indices, share / cluster.link.bytes_per_s + 2 * cluster.link.alpha_s)
     at: Counter[_Place] = Counter()
     for index in indices:
-        place = sorts[index].place
+        place = sorts[index][2]
         assert place is not None, "places are told apart where links are"
         at[place] += len(members[index])
     by_site: Counter[SiteId] = Counter()
