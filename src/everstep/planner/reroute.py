@@ -40,22 +40,27 @@ class Router:
     def routes(self, old: Sequence[Route]) -> tuple[Route, ...] | None:
         """``old`` with every gap filled; None: some route cannot be completed without visiting a node twice."""
         kept: dict[Route, Route] = {}
+        """What is left of a route; the route itself where nothing has changed."""
         for route, members in grouped(old).items():
-            hops = tuple(self._without_dead_shadow(hop) for hop in route if self._can_compute(hop))
+            is_whole = all([hop.shadow is None and self._can_compute(hop) for hop in route])
+            hops = route if is_whole else tuple([self._without_dead_shadow(hop) for hop in route if self._can_compute(hop)])
             kept[route] = route if hops == route else hops
             self._count(hops, len(members))
-        by_object = {id(route): kept[route] for route in {id(route): route for route in old}.values()}
+        by_object = {name: kept[route] for name, route in {id(route): route for route in old}.items()}
+        gaps = {
+            name: hops for name, hops in by_object.items() if sum([hop.end - hop.first for hop in hops]) < self._num_layers
+        }
         found = []
-        for route in old:
-            hops = by_object[id(route)]
-            whole = hops if sum(len(hop.layers) for hop in hops) == self._num_layers else self._completed(hops)
+        for name in map(id, old):
+            whole = self._completed(gaps[name]) if name in gaps else by_object[name]
             if whole is None:
                 return None
             found.append(whole)
         return tuple(found)
 
     def _can_compute(self, hop: Hop) -> bool:
-        return hop.node in self._until and self._until[hop.node][hop.first] >= hop.end
+        until = self._until.get(hop.node)
+        return until is not None and until[hop.first] >= hop.end
 
     def _without_dead_shadow(self, hop: Hop) -> Hop:
         return hop if hop.shadow is None or hop.shadow in self._until else replace(hop, shadow=None)
