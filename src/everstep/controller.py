@@ -17,18 +17,22 @@ from everstep.decision import Candidate, Decision
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner import objective
-from everstep.planner.ahead import DRIFT, Prepared, answered, cases_of, drift, prepared
+from everstep.planner.ahead import DRIFT, Prepared, answered, drift, prepared
 from everstep.planner.calibrate import Calibration, Residuals, calibrated, changed, family_of
 from everstep.planner.cost import SWITCH_S, step_seconds
 from everstep.planner.first import first_plan
 from everstep.planner.measure import measured
 from everstep.planner.moves import moves_for
 from everstep.planner.parts import units_by_layers
-from everstep.planner.policies.situation import CheckpointInfo, Situation
+from everstep.planner.policies.pricing import candidate_of
+from everstep.planner.policies.routes import keep
+from everstep.planner.policies.situation import CheckpointInfo, Situation, is_broken
 from everstep.planner.policies.table import choose, propose
+from everstep.planner.refine import Refined, refined
 from everstep.protocol.messages import PlanOrdered, first_attempt
 from everstep.protocol.resolution import Resolution
 from everstep.quantities import HostId, NodeId, UnitName
+from everstep.schedule import Schedule
 from everstep.view import View
 from everstep.workload import Workload
 
@@ -36,6 +40,9 @@ Rollbacks = tuple[tuple[int, int, int], ...]
 
 INITIAL = "initial"
 """What ``PlanOrdered.restore`` says for the weights made from the seed."""
+
+SCHEDULE = "schedule"
+"""The policy of a candidate that changes only in which order nodes act, and perhaps which of two alike does what."""
 
 OBSERVED_EVERY = 10
 """After the first steps only every so many-th is measured: a prediction costs the leader milliseconds."""
@@ -60,6 +67,8 @@ class Controller:
         self.facts = facts
         self.workload: Workload | None = None
         self.plan: Plan | None = None
+        self.schedule: Schedule | None = None
+        """Of the present plan, where it is another than the one that follows from it."""
         self.cluster: Cluster | None = None
         self.calibration = Calibration()
         self.num_events = 0
@@ -68,6 +77,8 @@ class Controller:
         self._ahead: Iterator[Prepared] | None = None
         self._known: dict[NodeId, Prepared] = {}
         self._cases: dict[NodeId, NodeId] = {}
+        self._search: Iterator[Refined | None] | None = None
+        self._better: Refined | None = None
         self._started_s = started_s
         self._switch_s = switch_s
         self._num_observed = 0
@@ -113,7 +124,8 @@ class Controller:
         assert self.plan is not None and self.workload is not None, "a run is started or adopted before it is answered for"
         self.num_events += 1
         situation = self._situation(view, resolution, lost, joined, now_s, checkpoint)
-        candidates = self._remembered(situation) or propose(situation)
+        better = self._better if self._may_refine(situation) else None
+        candidates = self._with_schedule(situation, better) if better else self._remembered(situation) or propose(situation)
         try:
             chosen = choose(situation, candidates)
         except InfeasibleError as error:
@@ -122,8 +134,9 @@ class Controller:
             cause=cause, view=view.number, step=situation.step, lost=lost, gap_s=situation.gap_s,
             candidates=objective.explained(candidates, chosen), chosen=chosen,
         )
-        order = self._order(view, decision, resolution, situation, token, rollbacks)
-        self._take(decision.plan, situation.cluster, view)
+        schedule = self._schedule_of(decision, better)
+        order = self._order(view, decision, resolution, situation, token, rollbacks, schedule)
+        self._take(decision.plan, situation.cluster, view, schedule)
         return order, decision, decision.candidate.reason
 
     def think(self) -> bool:
@@ -147,6 +160,41 @@ class Controller:
             self._known[found.node] = found
         return found is not None
 
+    def refine(self) -> bool:
+        """Search on for a better schedule of the present plan; to be called when there is nothing left to think about.
+
+        Returns whether there is more to search; ``wish`` says what came of it. After ``start`` or ``adopt``. One call takes
+        some milliseconds. Only ``auto`` looks for better schedules: a policy that is set alone stays what it is.
+        """
+        assert self.plan is not None and self.cluster is not None, "there is nothing to refine before the start"
+        if self.config.planner.policy != "auto" or self.workload is None or not self.workload.measured:
+            return False
+        if self._search is None:
+            limit = self.config.planner.worker_memory_bytes
+            self._search = refined(self.plan, self._planned_for(), self.cluster, limit)
+        try:
+            self._better = next(self._search)
+        except StopIteration:
+            return False
+        return self._better is None
+
+    @property
+    def wish(self) -> str:
+        """Why another plan is wanted although everybody is well; empty where none is."""
+        return f"a schedule that takes {self._better.gain:.1%} less time" if self._better else ""
+
+    def _may_refine(self, situation: Situation) -> bool:
+        return self._better is not None and not (situation.lost or situation.joined or is_broken(situation))
+
+    def _with_schedule(self, situation: Situation, better: Refined) -> list[Candidate]:
+        return [*keep(situation), candidate_of(situation, SCHEDULE, better.answer, "now")]
+
+    def _schedule_of(self, decision: Decision, better: Refined | None) -> Schedule | None:
+        """What the plan that was chosen is run by; None: by what follows from it."""
+        if better is not None and decision.candidate.policy == SCHEDULE:
+            return better.schedule
+        return self.schedule if decision.plan == self.plan else None
+
     def _remembered(self, situation: Situation) -> list[Candidate] | None:
         """What was worked out ahead for just this; None where it was not, or where something is not as was thought."""
         if len(situation.lost) != 1 or situation.joined or self._ahead is None:
@@ -168,13 +216,13 @@ class Controller:
             return
         self.workload = measured(self.workload, times)
         if self.workload.measured:
-            predicted_s = step_seconds(self.plan, self.workload, self.cluster)
+            predicted_s = step_seconds(self.plan, self.workload, self.cluster, self.schedule)
             self.calibration = self.calibration.after(step_s, predicted_s, family_of(self.plan))
 
     def predicted_step_s(self) -> float:
         """Seconds of a step under the present plan, as far as is known now."""
         assert self.plan is not None and self.cluster is not None and self.workload is not None, "predicted after the start"
-        bare_s = step_seconds(self.plan, self.workload, self.cluster)
+        bare_s = step_seconds(self.plan, self.workload, self.cluster, self.schedule)
         return self.calibration.seconds(bare_s, family_of(self.plan))
 
     def _situation(
@@ -192,6 +240,7 @@ class Controller:
 
     def _order(
         self, view: View, decision: Decision, resolution: Resolution, situation: Situation, token: int, rollbacks: Rollbacks,
+        schedule: Schedule | None,
     ) -> PlanOrdered:
         candidate = decision.candidate
         restores = candidate.way == "restore"
@@ -203,14 +252,17 @@ class Controller:
             view=view.number, token=token, step=step, attempt=attempt, plan=decision.plan,
             union=None if restores else resolution.union, moves=moves, loads=loads, restore=path if restores else None,
             rollbacks=rollbacks,
+            schedule=None if schedule is None else {node: " ".join(map(str, actions)) for node, actions in schedule.items()},
         )
 
-    def _take(self, plan: Plan, cluster: Cluster, view: View) -> None:
+    def _take(self, plan: Plan, cluster: Cluster, view: View, schedule: Schedule | None = None) -> None:
         assert self.workload is not None, "planned with one"
         wrong = plans.problems(plan, view, self.workload.num_layers)
         assert not wrong, f"a plan of ours has problems: {wrong}"
-        self.plan, self.cluster = plan, cluster
-        self._ahead = None
+        self.plan, self.cluster, self.schedule = plan, cluster, schedule
+        self._ahead = self._better = None
+        # What was found for this plan is the best that a search finds, so it is not searched for again.
+        self._search = iter(()) if schedule is not None else None
 
     def _calibrated(self) -> Workload:
         assert self.workload is not None, "known after the start"

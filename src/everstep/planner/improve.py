@@ -8,6 +8,7 @@ the same layers for other micro-batches already, so nothing moves.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from everstep.plan import Hop, Plan, Route
@@ -33,18 +34,29 @@ class Improved:
 
 def improve(plan: Plan, workload: Workload | None = None, *, rounds: int = ROUNDS, seed: int = 0) -> Improved:
     """Search around the list schedule. ``workload`` None: one unit a layer for each of F, B and W."""
+    *_, best = improvements(plan, workload, rounds=rounds, rounds_each=max(1, rounds), seed=seed)
+    return best
+
+
+def improvements(
+    plan: Plan, workload: Workload | None = None, *, rounds: int = ROUNDS, rounds_each: int = 1, seed: int = 0,
+) -> Iterator[Improved]:
+    """The same in pieces: the best so far at the begin and after every ``rounds_each`` rounds, for whoever has little time."""
     chance = random.Random(seed)
     best = _Try.of(plan, workload, None, None)
     before_s = best.step_s
     floor_s = _busiest_s(plan, workload)
-    for _ in range(rounds):
+    yield Improved(best.plan, best.schedule(), before_s, best.step_s)
+    for done in range(1, rounds + 1):
         if best.step_s <= floor_s:
             break
         change = _rerouted(best, chance) if chance.random() < 0.3 else best.plan
         other = _Try.of(change, workload, best, chance)
         if other.step_s <= best.step_s:
             best = other
-    return Improved(best.plan, best.schedule(), before_s, best.step_s)
+        if done % rounds_each == 0:
+            yield Improved(best.plan, best.schedule(), before_s, best.step_s)
+    yield Improved(best.plan, best.schedule(), before_s, best.step_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,12 +240,16 @@ class Agent:
         return min([1.0, *waits])
 
     def _think_ahead(self) -> None:
-        """While training goes on: work out what to do if one more node is lost, one answer at a time and seldom."""
+        """While training goes on: work out what to do if one more node is lost, one answer at a time and seldom; after that
+        look for a better schedule."""
         now_s = self._now_s()
         is_quiet = self._leader.phase is lead.Phase.TRAINING and self._controller is not None and self._outcome is None
         if is_quiet and now_s >= self._think_at_s and self._tracker.median_step_s() > 0:
             assert self._controller is not None, "looked at just now"
-            self._think_at_s = now_s + (THINK_EVERY_S if self._controller.think() else THINK_AGAIN_S)
+            controller = self._controller
+            self._think_at_s = now_s + (THINK_EVERY_S if controller.think() or controller.refine() else THINK_AGAIN_S)
+            if controller.wish:
+                self._handle(lead.PlanWanted(controller.wish))
 
     def _forgive_silence(self) -> None:
         """This process itself was stopped, or busy for long: silence in that time says nothing about workers."""

@@ -45,11 +45,13 @@ class EventTracker:
         self.steps = 0
         """Steps committed on the present line."""
         self.last_step_s: float | None = None
+        """Of the last step; None where a change of plan is in it."""
         self._recent: deque[float] = deque(maxlen=15)
         self._last_end_s: float | None = None
         self._open: _Open | None = None
         self._killed: dict[NodeId, tuple[float, str | None]] = {}
         self._training_since_s = 0.0
+        self._is_new_plan = False
         self._before_s = 0.0
 
     def median_step_s(self) -> float:
@@ -93,6 +95,7 @@ class EventTracker:
     def planned(self, now_s: float) -> None:
         """A plan was written. The first step begins about now."""
         self._training_since_s = now_s
+        self._is_new_plan = True
 
     def rolled_back(self, to_step: int) -> None:
         self.steps = to_step
@@ -104,7 +107,8 @@ class EventTracker:
         self.steps = step + 1
         took_s = None if self._last_end_s is None else now_s - self._last_end_s
         recovering = self._open is not None and self._open.stall_s is None
-        self.last_step_s = None if recovering else took_s
+        self.last_step_s = None if recovering or self._is_new_plan else took_s
+        self._is_new_plan = False
         if took_s is not None and self._open is not None:
             self._measure(self._open, took_s)
         elif took_s is not None:

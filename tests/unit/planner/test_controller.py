@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep import plan as plans
+from everstep import schedule as schedules
 from everstep import transfer
 from everstep.config import CheckpointConfig, EngineConfig, PlannerConfig, Policy, RunConfig
 from everstep.controller import ClusterFacts, Controller
 from everstep.planner.explain import summary
 from everstep.planner.measure import from_bytes
 from everstep.planner.policies.situation import CheckpointInfo
-from everstep.protocol.messages import Union
+from everstep.protocol.messages import PlanOrdered, Union
 from everstep.protocol.resolution import Resolution
 from everstep.quantities import HostId, NodeId, UnitName
 from everstep.view import Member, View
 
-from .worlds import node, workload_of
+from .worlds import grid_plan, node, workload_of
 
 TWO_CORES = ClusterFacts(host_cores={HostId("localhost"): 2})
 WORKLOAD = workload_of(8, 8, optimizer_s=0.1)
@@ -216,6 +217,72 @@ def test_a_decision_fits_on_one_line() -> None:
     restored = lose(started("restore"), {5})[3]
     assert summary(restored).endswith("back to step 30")
     assert summary(replace(restored, candidates=(*restored.candidates,) * 3)).startswith("restore chosen of 3 candidates")
+
+
+REROUTED = grid_plan(3, 4, 4, lost=[(0, 1), (1, 2)])
+
+
+def running(config: RunConfig | None = None, facts: ClusterFacts | None = None) -> tuple[Controller, View]:
+    """A run whose plan has a better schedule than its own, on devices of their own."""
+    controller = Controller(config or RunConfig(), facts or ClusterFacts())
+    view = view_of(1, sorted(int(member[1:]) for member in REROUTED.nodes))
+    controller.adopt(REROUTED, workload_of(4, 12), view)
+    while controller.refine():
+        pass
+    return controller, view
+
+
+def well(controller: Controller, number: int) -> PlanOrdered:
+    """The answer for a view in which nobody is lost and nobody is new."""
+    assert controller.plan is not None and controller.workload is not None
+    view = view_of(number, [int(member[1:]) for member in controller.plan.nodes])
+    placement = controller.plan.placement
+    holds = {member: controller.workload.units_of(frozenset(placement[member])) for member in view.nodes}
+    cause = controller.wish or "no progress"
+    order, _, reason = controller.answer(view, Resolution(40, 0, UNION, holds), (), (), cause, 9.0, 1, None)
+    assert order is not None, reason
+    return order
+
+
+def test_a_better_schedule_is_wished_for_and_comes_with_the_order() -> None:
+    controller, _ = running()
+    assert controller.wish.endswith("less time")
+    before_s = controller.predicted_step_s()
+    order = well(controller, 2)
+    assert order.schedule is not None and order.moves == ()
+    found = {member: schedules.parse_order(text) for member, text in order.schedule.items()}
+    assert schedules.problems(found, order.plan) == []
+    assert controller.predicted_step_s() < 0.99 * before_s
+    assert controller.wish == "" and not controller.refine(), "it is not searched for twice"
+
+
+def test_a_schedule_stays_with_its_plan_and_goes_with_it() -> None:
+    controller, _ = running()
+    order = well(controller, 2)
+    controller.config = RunConfig(planner=PlannerConfig(policy="reroute"))  # or another layout may be thought better
+    assert well(controller, 3).schedule == order.schedule, "as after a lost link"
+    assert controller.plan is not None and controller.workload is not None
+    view = view_of(4, [int(member[1:]) for member in controller.plan.nodes if member != "n0"])
+    holds = {m: controller.workload.units_of(frozenset(controller.plan.placement[m])) for m in view.nodes}
+    later, _, _ = controller.answer(view, Resolution(41, 0, UNION, holds), (node(0),), (), "n0 lost", 9.0, 1, None)
+    assert later is not None and later.schedule is None and controller.schedule is None
+
+
+def test_a_wish_is_void_once_somebody_is_lost() -> None:
+    controller, _ = running()
+    assert controller.plan is not None and controller.workload is not None
+    view = view_of(2, [int(member[1:]) for member in controller.plan.nodes if member != "n0"])
+    holds = {m: controller.workload.units_of(frozenset(controller.plan.placement[m])) for m in view.nodes}
+    order, decision, _ = controller.answer(view, Resolution(41, 0, UNION, holds), (node(0),), (), "n0 lost", 9.0, 1, None)
+    assert order is not None and decision is not None
+    assert order.schedule is None and decision.candidate.policy != "schedule" and controller.wish == ""
+
+
+def test_schedules_are_searched_for_only_where_they_matter_and_all_policies_are_asked() -> None:
+    shared, _ = running(facts=TWO_CORES)
+    assert shared.wish == ""
+    forced, _ = running(RunConfig(planner=PlannerConfig(policy="reroute")))
+    assert forced.wish == ""
 
 
 @settings(max_examples=40, deadline=None)
