@@ -10,15 +10,16 @@ where a message over a boundary takes ``alpha + output_bytes / rate`` of the lin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 
 from everstep.cluster import Cluster
 from everstep.plan import Hop, Order, Plan, Route
-from everstep.planner.parts import Part, parts
+from everstep.planner.parts import Alike, Part, alike, parts
 from everstep.planner.pipelines import one_pipeline_ends_s
+from everstep.planner.remembered import remembered
 from everstep.planner.schedules import Arranged, B, Costs, F, Stops, W, arranged
 from everstep.planner.shadows import shadow_seconds
 from everstep.quantities import NodeId
@@ -37,18 +38,33 @@ def pace(plan: Plan, workload: Workload, cluster: Cluster) -> Pace:
     """For a full step of ``plan`` in its own order, reductions not counted."""
     found = Pace({}, {})
     table = _Times.of(plan, workload, cluster)
-    for part in parts(plan):
-        if not part.is_plain:
-            (ends_s,), active_bytes = _follow(part, plan.order, table)
-            found.ends_s.update(ends_s)
-            found.active_bytes.update(active_bytes)
-            continue
-        (route,), (members,) = part.routes, part.micro_batches
-        ends, held = _alone(tuple(table.on(route)), len(members), plan.order)
-        for hop, end_s, num_bytes in zip(route, ends, held, strict=True):
-            found.ends_s[hop.node] = end_s
-            found.active_bytes[hop.node] = num_bytes
+    plain, others = alike(plan.routes)
+    for part in others:
+        (ends_s,), active_bytes = _follow(part, plan.order, table)
+        found.ends_s.update(ends_s)
+        found.active_bytes.update(active_bytes)
+    for shape in plain:
+        for route, nodes in _stand_ins(shape, table):
+            ends, held = _alone(tuple(table.on(route)), shape.num_micro_batches, plan.order)
+            found.ends_s.update(zip(nodes, cycle(ends), strict=False))
+            found.active_bytes.update(zip(nodes, cycle(held), strict=False))
     return found
+
+
+def _stand_ins(shape: Alike, table: _Times) -> Iterator[tuple[Route, Sequence[NodeId]]]:
+    """Routes to look at, and the nodes that each of them speaks for."""
+    if table.is_one_for_all:
+        yield shape.routes[0], shape.nodes
+        return
+    for route in shape.routes:
+        yield route, [hop.node for hop in route]
+
+
+@remembered(16)
+def one_speed(cluster: Cluster) -> float | None:
+    """The speed of all nodes; None: it is not one."""
+    speeds = {node.speed for node in cluster.nodes.values()}
+    return speeds.pop() if len(speeds) == 1 else None
 
 
 _Stage = tuple[int, float, float, float, float, int]
@@ -63,8 +79,8 @@ def _alone(stages: tuple[_Stage, ...], num_micro_batches: int, order: Order) -> 
         forward, backward, message = ([stage[column] for stage in stages] for column in (1, 2, 4))
         held = [min(many, len(stages) - index) * stage[5] for index, stage in enumerate(stages)]
         return tuple(one_pipeline_ends_s(forward, backward, message, many)), tuple(held)
-    shape: _Shape = ((tuple(enumerate(stages)),), (0,) * many)
-    return _ends(shape, order)[0], _peaks_of(shape, order)
+    (ends,), peaks = _followed(((tuple(enumerate(stages)),), (0,) * many), order)
+    return ends, peaks
 
 
 _Stop = tuple[int, _Stage]
@@ -77,18 +93,15 @@ candidates of one decision share parts, and the same parts come again with other
 
 
 @lru_cache(maxsize=1 << 12)
-def _ends(shape: _Shape, order: Order, steps: int = 1) -> tuple[tuple[float, ...], ...]:
-    """By step and node; with several ``steps`` every node begins the next one as soon as it is through with one."""
-    schedule, path, _ = _arranged(shape, order)
+def _followed(shape: _Shape, order: Order, steps: int = 1) -> tuple[tuple[tuple[float, ...], ...], tuple[int, ...]]:
+    """Ends by step and node, and the most bytes of activations at once by node.
+
+    With several ``steps`` every node begins the next one as soon as it is through with one.
+    """
+    schedule, path, active_bytes = _arranged(shape, order)
     clock = [0.0] * len(schedule.stops.nodes)
-    return tuple(tuple(path.run(schedule.actions, clock)) for _ in range(steps))
-
-
-@lru_cache(maxsize=1 << 12)
-def _peaks_of(shape: _Shape, order: Order) -> tuple[int, ...]:
-    """The most bytes of activations at once, by node."""
-    schedule, _, active_bytes = _arranged(shape, order)
-    return tuple(_peaks(schedule, active_bytes, order.split))
+    ends = tuple(tuple(path.run(schedule.actions, clock)) for _ in range(steps))
+    return ends, tuple(_peaks(schedule, active_bytes, order.split))
 
 
 @lru_cache(maxsize=16)
@@ -123,18 +136,24 @@ class _Times:
     cluster: Cluster
     shadow_s: dict[NodeId, float]
     """By node that shadows: how much longer each of its forwards takes at speed 1."""
-    stages: dict[tuple[int, int, float, float], _Stage]
+    is_one_for_all: bool
+    """Whether what a hop takes is the same on all nodes."""
+    stages: dict[tuple[int, int, float, float], _Stage] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> _Times:
-        costs = Costs.of(plan, workload)
-        return cls(
-            costs=costs, shadow_s=shadow_seconds(plan.routes, costs.forward),
-            message_s=(0.0, *(cluster.link.seconds(layer.output_bytes) for layer in workload.layers[:-1])),
-            output_bytes=(0, *(layer.output_bytes for layer in workload.layers[:-1])),
-            active_bytes=tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0)),
-            cluster=cluster, stages={},
-        )
+        known, split = _tables(workload, cluster), plan.order.split
+        if split not in known:
+            known[split] = cls(
+                costs=Costs.of(plan, workload), shadow_s={}, cluster=cluster,
+                is_one_for_all=one_speed(cluster) is not None and cluster.one_link is not None,
+                message_s=(0.0, *(cluster.link.seconds(layer.output_bytes) for layer in workload.layers[:-1])),
+                output_bytes=(0, *(layer.output_bytes for layer in workload.layers[:-1])),
+                active_bytes=tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0)),
+            )
+        found = known[split]
+        shadow_s = shadow_seconds(plan.routes, found.costs.forward)
+        return replace(found, shadow_s=shadow_s, is_one_for_all=False) if shadow_s else found
 
     def on(self, route: Route) -> list[_Stage]:
         """By hop. With links of several kinds a message takes what the link between its two nodes needs."""
@@ -158,6 +177,12 @@ class _Times:
         return self.stages[key]
 
 
+@remembered(16)
+def _tables(workload: Workload, cluster: Cluster) -> dict[bool, _Times]:
+    """By whether backward is split; filled when asked for."""
+    return {}
+
+
 def _follow(part: Part, order: Order, table: _Times, steps: int = 1) -> tuple[list[dict[NodeId, float]], dict[NodeId, int]]:
     """Ends by step, and peaks, of the nodes of a part."""
     numbers: dict[NodeId, int] = {}
@@ -171,17 +196,13 @@ def _follow(part: Part, order: Order, table: _Times, steps: int = 1) -> tuple[li
             ways.append(tuple([(numbers.setdefault(hop.node, len(numbers)), stage) for hop, stage in stages]))
         taken.append(known[id(route)])
     shape = (tuple(ways), tuple(taken))
-    ends = [dict(zip(numbers, each, strict=True)) for each in _ends(shape, order, steps)]
-    return ends, dict(zip(numbers, _peaks_of(shape, order), strict=True))
+    ends, peaks = _followed(shape, order, steps)
+    return [dict(zip(numbers, each, strict=True)) for each in ends], dict(zip(numbers, peaks, strict=True))
 
 
 def _path(stops: Stops, table: Mapping[int, Sequence[_Stage]]) -> tuple[LongestPath, list[int]]:
     """The longest path of a part, and the bytes of activations by stop. ``table``: stages by the ``id`` of a route."""
-    by_route = {id(route): list(zip(*table[id(route)], strict=True)) for _, route in stops.routes}
-    columns: list[list[float]] = [[] for _ in range(6)]
-    for _, route in stops.routes:
-        for column, entries in zip(columns, by_route[id(route)], strict=True):
-            column.extend(entries)
+    columns = stops.by_stop({name: list(zip(*stages, strict=True)) for name, stages in table.items()})
     _, forward, backward, weight, message, active = columns
     return LongestPath(stops, forward, backward, weight, message), active  # type: ignore[return-value]
 

@@ -1,13 +1,13 @@
 """A plan cut into parts that share no node, so that what is alike is looked at once, whatever the number of nodes.
 
-A part with a single route is a plain pipeline. Thousands of pipelines that are alike share one ``shape``: they take the same
-time and the same memory.
+A part with a single route is a plain pipeline. Thousands of them that are ``Alike`` take the same time and the same memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from everstep.plan import Plan, Route
 from everstep.planner.remembered import remembered
@@ -33,7 +33,8 @@ class Part:
     def in_order(self) -> list[tuple[int, Route]]:
         """Micro-batches with their routes, ascending."""
         pairs = [(m, route) for route, members in zip(self.routes, self.micro_batches, strict=True) for m in members]
-        return sorted(pairs, key=lambda pair: pair[0])
+        pairs.sort(key=itemgetter(0))
+        return pairs
 
 
 @remembered(64)
@@ -80,6 +81,36 @@ def _parts(routes: tuple[Route, ...]) -> tuple[Part, ...]:
     return tuple(
         Part(routes=tuple(whole), micro_batches=tuple([tuple(found[route]) for route in whole])) for whole in unique.values()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Plain pipelines that are cut alike and take as many micro-batches each."""
+
+    routes: tuple[Route, ...]
+    num_micro_batches: int
+    """Of each."""
+    nodes: tuple[NodeId, ...]
+    """Those of the first route, then those of the second, and so on."""
+
+
+@remembered(32)
+def alike(routes: tuple[Route, ...]) -> tuple[tuple[Alike, ...], tuple[Part, ...]]:
+    """Plain pipelines by their shape, and the parts that are not plain."""
+    found: dict[object, list[Route]] = {}
+    others = []
+    for part in _parts(routes):
+        if part.is_plain:
+            (route,), (members,) = part.routes, part.micro_batches
+            found.setdefault((len(members), *[(hop.first, hop.end) for hop in route]), []).append(route)
+        else:
+            others.append(part)
+    counts = grouped(routes)
+    shapes = [
+        Alike(tuple(same), len(counts[same[0]]), tuple([hop.node for route in same for hop in route]))
+        for same in found.values()
+    ]
+    return tuple(shapes), tuple(others)
 
 
 Kind = tuple[tuple[int, ...], float]

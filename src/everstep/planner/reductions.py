@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from everstep.cluster import Cluster, Link, SitePair, site_pair
 from everstep.plan import Plan
+from everstep.planner.pace import one_speed
 from everstep.planner.parts import holders, holders_by_unit
 from everstep.planner.rounds import in_rounds
 from everstep.quantities import HostId, NodeId, SiteId, node_number
@@ -115,7 +116,11 @@ def _sort_of(node: NodeId, layers: tuple[int, ...], cluster: Cluster) -> Sort:
     return layers, facts.speed, (facts.site, facts.host if cluster.host_link else None)
 
 
-def _sorts(plan: Plan, cluster: Cluster) -> tuple[list[Sort], list[list[NodeId]]]:
+def _sorts(plan: Plan, cluster: Cluster) -> tuple[list[Sort], list[Sequence[NodeId]]]:
+    speed = one_speed(cluster)
+    if speed is not None and cluster.one_link is not None:
+        by_layers = holders(plan.placement)
+        return [(layers, speed, None) for layers in by_layers], list(by_layers.values())
     found: dict[Sort, list[NodeId]] = {}
     for layers, nodes in holders(plan.placement).items():
         for node in nodes:
@@ -124,7 +129,7 @@ def _sorts(plan: Plan, cluster: Cluster) -> tuple[list[Sort], list[list[NodeId]]
                 found[sort].append(node)
             else:
                 found[sort] = [node]
-    return list(found), list(found.values())
+    return list(found), [*found.values()]
 
 
 def _groups(

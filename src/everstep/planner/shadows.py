@@ -18,6 +18,8 @@ from everstep.quantities import NodeId
 @remembered(32)
 def shadowed(routes: tuple[Route, ...]) -> Mapping[NodeId, Sequence[tuple[int, int, float]]]:
     """By node that shadows and computes: layer ranges, and how many shadowed micro-batches there are for each of its own."""
+    if not any(hop.shadow for route in grouped(routes) for hop in route):
+        return {}
     visits: dict[NodeId, int] = {}
     found: dict[NodeId, list[tuple[int, int, int]]] = {}
     for route, members in grouped(routes).items():
