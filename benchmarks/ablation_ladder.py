@@ -37,10 +37,11 @@ from everstep.planner.cost import step_seconds
 from everstep.planner.reroute import Router
 from everstep.quantities import NodeId, UnitName
 from everstep.simulator.study import picture
-from everstep.simulator.study.compare import compare
+from everstep.simulator.study.compare import by_forms, compare
 from everstep.simulator.study.hazards import draw
 from everstep.simulator.study.layout import Bounds
-from everstep.simulator.study.rules import Costs, Rules, named
+from everstep.simulator.study.player import Costs
+from everstep.simulator.study.rules import Rules, named
 from everstep.simulator.study.times import FAMILIES, Family, Job, Times, equal_layers
 from everstep.trace import Trace
 from everstep.workload import LayerCost, Unit, Workload
@@ -123,7 +124,7 @@ def ladder(setting: Setting, seeds: int) -> dict[str, float]:
     found = {}
     for name, rules, has_slots in rungs():
         report = compare(
-            traces, [replace(rules, name=name)], with_slots if has_slots else times, Costs(move_s=setting.move_s),
+            traces, by_forms([replace(rules, name=name)], with_slots if has_slots else times), Costs(move_s=setting.move_s),
             gap_s=setting.gap_s, num_nodes=32,
         )
         found[name] = report.rows[name].samples

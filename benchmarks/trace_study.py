@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from everstep.catalog.trace_files import SHIPPED, load_trace
-from everstep.simulator.study.compare import Report, compare, placed_anew, singles_of
+from everstep.simulator.study.compare import Report, by_forms, compare, placed_anew, singles_of
 from everstep.simulator.study.hazards import draw
-from everstep.simulator.study.rules import Costs, Rules, named
+from everstep.simulator.study.player import Costs
+from everstep.simulator.study.rules import Rules, named
 from everstep.simulator.study.times import FAMILIES, Family, Times, equal_layers
 from everstep.simulator.study.world import Truth
 
@@ -102,18 +103,20 @@ class Study:
             draw("exponential", num_nodes=32, num_losses=10, gap_s=setting.gap_s, seed=seed).from_first_change()
             for seed in range(self.seeds)
         ]
+        times = self.times(setting.micro_batches)
         return compare(
-            traces, rules, self.times(setting.micro_batches), costs or Costs(move_s=setting.move_s), num_nodes=32,
-            singles=singles_of(self.family) if singles else (), gap_s=setting.gap_s, truth_of=_truth(sigma),
+            traces, by_forms(rules, times), costs or Costs(move_s=setting.move_s), num_nodes=32, gap_s=setting.gap_s,
+            singles=by_forms(singles_of(self.family), times) if singles else (), truth_of=_truth(sigma),
         )
 
     def recorded(self, name: str, micro_batches: int, move_s: float, placements: int, sigma: float = 0.0) -> Report:
         trace = load_trace(name).beginning_with(4)
         nodes = max(32, trace.most_nodes // 4 * 4)
+        times = self.times(micro_batches, nodes // 4)
         return compare(
-            [placed_anew(trace, seed) for seed in range(placements)], self.rules(("auto", "free", *SAME, *PUBLISHED)),
-            self.times(micro_batches, nodes // 4), Costs(move_s=move_s), singles=singles_of(self.family), num_nodes=nodes,
-            truth_of=_truth(sigma),
+            [placed_anew(trace, seed) for seed in range(placements)],
+            by_forms(self.rules(("auto", "free", *SAME, *PUBLISHED)), times), Costs(move_s=move_s),
+            singles=by_forms(singles_of(self.family), times), num_nodes=nodes, truth_of=_truth(sigma),
         )
 
 

@@ -18,11 +18,13 @@ from everstep.errors import ConfigError
 from everstep.quantities import human_seconds, parse_seconds
 
 if TYPE_CHECKING:
+    from everstep.cluster import Cluster
     from everstep.simulator.study.compare import Report
     from everstep.simulator.study.hazards import Hazard
-    from everstep.simulator.study.rules import Rules
-    from everstep.simulator.study.times import Family
+    from everstep.simulator.study.player import Player
+    from everstep.simulator.study.times import Family, Job
     from everstep.trace import Trace
+    from everstep.workload import Workload
 
 
 class GapModel(StrEnum):
@@ -31,6 +33,13 @@ class GapModel(StrEnum):
     OWN = "own"
     HISTORY = "history"
     KNOWN = "known"
+
+
+class Model(StrEnum):
+    """What plays."""
+
+    PLANNER = "planner"
+    FORMS = "closed-form"
 
 
 class Schedules(StrEnum):
@@ -56,43 +65,49 @@ def command(
         metavar="DURATION", help="Time to move the state of a re-partition; from bytes and links if left out.",
     )] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of the grid; the fastest that fits if left out.")] = None,
-    schedules: Annotated[Schedules, typer.Option(help="Family of schedules.")] = Schedules.STAGGERED,
+    schedules: Annotated[Schedules, typer.Option(help="Family of schedules.")] = Schedules.SPLIT,
+    model: Annotated[Model, typer.Option(
+        help="The planner itself, or rules of our own and closed forms of step times, for systems that it cannot play.",
+    )] = Model.PLANNER,
     png: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
     as_json: output.AsJson = False,
 ) -> None:
     """Play recovery policies against a trace of failures, and compare what each would have trained."""
     # Imported here: they bring NumPy and SciPy, and no other command needs them.
     from everstep.simulator.study import picture
-    from everstep.simulator.study.compare import all_times, compare, job_of, move_seconds, singles_of
-    from everstep.simulator.study.rules import Costs
+    from everstep.simulator.study.compare import compare, job_of, move_seconds
+    from everstep.simulator.study.player import Costs
 
     gap_s, wanted_move_s = _seconds("--gap", gap), None if move is None else _seconds("--move", move)
     hardware, job_file = files.load_cluster(cluster), files.load_workload(workload)
     family: Family = schedules.value
-    chosen = _rules(policy, family)
-    job = job_of(hardware, job_file, stages)
-    times = all_times(job)
-    traces = _traces(trace, len(hardware.nodes), times[family].shortest, seeds, gap_s, losses)
-    move_s = move_seconds(job, hardware, job_file) if wanted_move_s is None else wanted_move_s
     knows = {GapModel.OWN: None, GapModel.HISTORY: False, GapModel.KNOWN: True}[gap_model]
-    if knows is not None:
-        chosen = [replace(each, knows_gap=knows) for each in chosen]
+    job = job_of(hardware, job_file, stages)
+    move_s = move_seconds(job, hardware, job_file) if wanted_move_s is None else wanted_move_s
+    if model is Model.PLANNER:
+        names = _names(policy, _seats())
+        chosen, singles = _planned(names, hardware, job_file, job.num_stages, family, wanted_move_s, knows)
+        fewest = job.num_stages
+    else:
+        names = _names(policy, _rules())
+        chosen, singles, fewest = _by_forms(names, job, family, knows)
+    traces = _traces(trace, len(hardware.nodes), fewest, seeds, gap_s, losses)
     report = compare(
-        traces, chosen, times, Costs(move_s=move_s), singles=singles_of(family, knows), num_nodes=len(hardware.nodes),
+        traces, chosen, Costs(move_s=move_s), singles=singles, num_nodes=len(hardware.nodes),
         gap_s=gap_s if trace not in SHIPPED and not _is_file(trace) else None,
     )
     if png is not None:
-        shown = [each.name for each in chosen]
         picture.draw(replace(
-            report, rows={name: report.rows[name] for name in shown},
-            outcomes={name: report.outcomes[name] for name in shown},
+            report, rows={name: report.rows[name] for name in names},
+            outcomes={name: report.outcomes[name] for name in names},
         ), traces, png)
     if as_json:
-        output.show(to_json(report, [each.name for each in chosen]))
+        output.show(to_json(report, names))
     else:
         depth = "1 stage" if job.num_stages == 1 else f"{job.num_stages} stages"
-        grid = f"grid of {depth}, {schedules.value} schedules, a move takes {human_seconds(move_s)}"
-        output.say(text(report, [each.name for each in chosen], traces, grid))
+        what, took_s = ("stage", move_s / 2) if model is Model.PLANNER and move else ("re-partition", move_s)
+        moved = f"moving a {what} takes {human_seconds(took_s)}"
+        output.say(text(report, names, traces, f"grid of {depth}, {schedules.value} schedules, {moved}"))
 
 
 def to_json(report: Report, shown: Sequence[str]) -> dict[str, Any]:
@@ -125,18 +140,53 @@ def text(report: Report, shown: Sequence[str], traces: Sequence[Trace], grid: st
     return "\n".join([head, "", *lines, "", "regret: against the best single policy in hindsight; below 0: better than that"])
 
 
-def _rules(names: str, family: Family) -> list[Rules]:
-    from everstep.simulator.study.rules import RULES, named
+def _planned(
+    names: Sequence[str], hardware: Cluster, workload: Workload, num_stages: int, family: Family, move_s: float | None,
+    knows_gap: bool | None,
+) -> tuple[list[Player[Any]], list[Player[Any]]]:
+    """The planner plays ``names``, and the single policies."""
+    from everstep.simulator.study.roster import SINGLES, ground_of, seated
 
-    wanted = list(RULES) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    grounds = {each: ground_of(hardware, workload, num_stages, each, move_s) for each in dict.fromkeys(("fused", family))}
+    return [*seated(names, grounds, family, knows_gap)], [*seated(SINGLES, grounds, family, knows_gap)]
+
+
+def _by_forms(
+    names: Sequence[str], job: Job, family: Family, knows_gap: bool | None,
+) -> tuple[list[Player[Any]], list[Player[Any]], int]:
+    """The same by closed forms, and the fewest nodes that hold the model."""
+    from everstep.simulator.study.compare import all_times, by_forms, singles_of
+    from everstep.simulator.study.rules import named
+
+    times = all_times(job)
+    rules = [named(name, family) for name in names]
+    if knows_gap is not None:
+        rules = [replace(each, knows_gap=knows_gap) for each in rules]
+    return [*by_forms(rules, times)], [*by_forms(singles_of(family, knows_gap), times)], times[family].shortest
+
+
+def _seats() -> list[str]:
+    from everstep.simulator.study.roster import SEATS
+
+    return list(SEATS)
+
+
+def _rules() -> list[str]:
+    from everstep.simulator.study.rules import RULES
+
+    return list(RULES)
+
+
+def _names(names: str, known: Sequence[str]) -> list[str]:
+    wanted = list(known) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
-        if name not in RULES:
-            near = difflib.get_close_matches(name, list(RULES), n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(RULES)}"
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
             raise ConfigError(f"--policy: no policy {name!r}{hint}")
     if not wanted:
         raise ConfigError("--policy: want at least one policy")
-    return [named(name, family) for name in dict.fromkeys(wanted)]
+    return list(dict.fromkeys(wanted))
 
 
 def _traces(name: str, num_nodes: int, fewest: int, seeds: int, gap_s: float, losses: int) -> list[Trace]:

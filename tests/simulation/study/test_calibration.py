@@ -12,7 +12,7 @@ import pytest
 
 from everstep.catalog.trace_files import load_trace
 from everstep.simulator.study.measured import Measured
-from everstep.simulator.study.rules import Costs
+from everstep.simulator.study.player import Costs
 from everstep.simulator.study.world import Outcome, play
 
 OOBLECK = {

@@ -9,9 +9,10 @@ from everstep.catalog import files
 from everstep.catalog.trace_files import load_trace
 from everstep.errors import ConfigError, InfeasibleError
 from everstep.simulator.study import picture
-from everstep.simulator.study.compare import all_times, compare, job_of, move_seconds, placed_anew, singles_of
+from everstep.simulator.study.compare import all_times, by_forms, compare, job_of, move_seconds, placed_anew, singles_of
 from everstep.simulator.study.hazards import draw
-from everstep.simulator.study.rules import SINGLES, Costs, named
+from everstep.simulator.study.player import Costs
+from everstep.simulator.study.rules import SINGLES, named
 from everstep.simulator.study.times import equal_layers
 
 TIMES = all_times(equal_layers())
@@ -19,7 +20,10 @@ LOSSES = [draw("exponential", num_nodes=32, num_losses=4, gap_s=60.0, seed=seed)
 
 
 def test_regret_is_against_the_best_single_policy_of_each_trace():
-    report = compare(LOSSES, [named("auto")], TIMES, Costs(move_s=10.0), singles=singles_of("staggered"), num_nodes=32)
+    report = compare(
+        LOSSES, by_forms([named("auto")], TIMES), Costs(move_s=10.0), singles=by_forms(singles_of("staggered"), TIMES),
+        num_nodes=32,
+    )
     regrets = []
     for index in range(3):
         best = max(report.outcomes[name][index].samples for name in SINGLES)
@@ -30,7 +34,7 @@ def test_regret_is_against_the_best_single_policy_of_each_trace():
 
 
 def test_decisions_are_counted_over_all_traces():
-    report = compare(LOSSES, [named("repartition")], TIMES, Costs(move_s=10.0))
+    report = compare(LOSSES, by_forms([named("repartition")], TIMES), Costs(move_s=10.0))
     assert report.rows["repartition"].decisions == {"repartition blocking": 12}
 
 
@@ -70,7 +74,7 @@ def test_a_move_takes_the_fullest_stage_over_one_link():
 
 
 def test_a_picture_that_cannot_be_written_is_the_users_mistake(tmp_path: Path):
-    report = compare(LOSSES, [named("reroute")], TIMES, Costs(move_s=10.0))
+    report = compare(LOSSES, by_forms([named("reroute")], TIMES), Costs(move_s=10.0))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         picture.draw(report, LOSSES, tmp_path / "file" / "study.png")

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from everstep.simulator.study.layout import Layout, built
-from everstep.simulator.study.policies import Policy, Situation
-from everstep.simulator.study.rules import Costs, named
+from everstep.simulator.study.player import Costs, Situation
+from everstep.simulator.study.policies import Policy
+from everstep.simulator.study.rules import named
 from everstep.simulator.study.times import Times, equal_layers
 
 TIMES = {family: Times(equal_layers(), family) for family in ("fused", "split", "staggered")}

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from everstep.simulator.study.hazards import draw
+from everstep.simulator.study.player import Costs
 from everstep.simulator.study.policies import Policy, two_phase_value
-from everstep.simulator.study.rules import PUBLISHED, RULES, SINGLES, Costs, Rules, named
+from everstep.simulator.study.rules import PUBLISHED, RULES, SINGLES, Rules, named
 from everstep.simulator.study.times import Job, Times, equal_layers
 from everstep.simulator.study.world import Outcome, Truth, play
 from everstep.trace import Change, Trace

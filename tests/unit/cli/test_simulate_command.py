@@ -12,13 +12,13 @@ HAND = "0,add,a\n0,add,b\n0,add,c\n0,add,d\n60000,remove,b\n120000,add,e\n"
 
 
 def test_the_answer_as_json_has_exactly_the_keys_that_are_promised(call: Caller):
-    said = msgspec.json.decode(call(*SMALL, "exponential", "--losses", 3, "--policy", "auto,recycle", "--json").out)
-    assert list(said) == ["auto", "recycle"]
+    said = msgspec.json.decode(call(*SMALL, "exponential", "--losses", 3, "--policy", "auto,repartition", "--json").out)
+    assert list(said) == ["auto", "repartition"]
     assert {frozenset(row) for row in said.values()} == {
         frozenset({"samples", "goodput", "fse", "stall_s", "regret", "decisions"}),
     }
     assert sum(said["auto"]["decisions"].values()) == 3
-    assert 0 < said["auto"]["fse"] < 1.2
+    assert 0 < said["auto"]["fse"] <= 8 / 5        # on shared cores those who are left are faster
 
 
 def test_the_same_question_has_the_same_answer_and_other_seeds_are_other_draws(call: Caller):
@@ -44,10 +44,18 @@ def test_what_policies_know_of_the_gap_can_be_set_for_all(call: Caller):
     told, guessed = (
         msgspec.json.decode(call(
             *SMALL, "exponential", "--losses", 5, "--gap", "20s", "--move", "30s", "--gap-model", model, "--policy", "auto",
-            "--stages", 2, "--json",
+            "--stages", 2, "--model", "closed-form", "--schedules", "staggered", "--json",
         ).out)["auto"] for model in ("known", "history")
     )
     assert told != guessed
+
+
+def test_systems_that_the_planner_cannot_play_are_played_by_closed_forms(call: Caller):
+    said = msgspec.json.decode(call(
+        *SMALL, "exponential", "--losses", 3, "--policy", "oobleck-published,auto", "--model", "closed-form", "--json",
+    ).out)
+    assert list(said) == ["oobleck-published", "auto"]
+    assert "no policy 'oobleck-published'" in call(*SMALL, "exponential", "--policy", "oobleck-published").err
 
 
 @pytest.mark.parametrize(("arguments", "complaint"), [

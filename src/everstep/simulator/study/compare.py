@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
+from typing import Any
 
 from everstep.cluster import Cluster
 from everstep.errors import InfeasibleError
 from everstep.planner.cost import SWITCH_S
 from everstep.quantities import human_bytes
+from everstep.simulator.study.player import Costs, Player
 from everstep.simulator.study.policies import Policy
-from everstep.simulator.study.rules import SINGLES, Costs, Rules, named
+from everstep.simulator.study.rules import SINGLES, Rules, named
 from everstep.simulator.study.times import FAMILIES, Family, Job, Times, even_bounds
 from everstep.simulator.study.world import Outcome, Truth, play
 from everstep.trace import Trace
@@ -53,22 +55,35 @@ class Report:
 
 
 def compare(
-    traces: Sequence[Trace], rules: Sequence[Rules], times: Mapping[Family, Times], costs: Costs, *,
-    singles: Sequence[Rules] = (), gap_s: float | None = None, num_nodes: int | None = None,
-    truth_of: Callable[[int], Truth] = lambda seed: Truth(),
+    traces: Sequence[Trace], players: Sequence[Player[Any]], costs: Costs, *, singles: Sequence[Player[Any]] = (),
+    gap_s: float | None = None, num_nodes: int | None = None, truth_of: Callable[[int], Truth] = lambda seed: Truth(),
 ) -> Report:
-    """``rules`` and ``singles``, the policies that regret is against, on every trace; ``truth_of`` by index of the trace."""
-    everybody = {each.name: each for each in (*singles, *rules)}
+    """``players`` and ``singles``, those that regret is against, on every trace; ``truth_of`` by index of the trace."""
+    everybody = {each.name: each for each in (*singles, *players)}
+    played = [numbered(trace) for trace in traces]
     outcomes = {
         name: [
-            play(trace, Policy(each, times[each.family]), costs, truth=truth_of(index), gap_s=gap_s, num_nodes=num_nodes)
-            for index, trace in enumerate(traces)
+            play(trace, each, costs, truth=truth_of(index), gap_s=gap_s, num_nodes=num_nodes)
+            for index, trace in enumerate(played)
         ]
         for name, each in everybody.items()
     }
     against = [each.name for each in singles] or list(everybody)
     best = [max(outcomes[name][index].samples for name in against) for index in range(len(traces))]
     return Report(rows={name: _row(found, best) for name, found in outcomes.items()}, outcomes=outcomes)
+
+
+def numbered(trace: Trace) -> Trace:
+    """The same with nodes called n0, n1, … in the order in which they come."""
+    comers = dict.fromkeys((*trace.nodes, *(name for change in trace.changes for name in change.joined)))
+    names = {name: f"n{index}" for index, name in enumerate(comers)}
+    return replace(
+        trace, nodes=tuple(names[node] for node in trace.nodes),
+        changes=tuple(
+            replace(each, lost=tuple(names[node] for node in each.lost), joined=tuple(names[node] for node in each.joined))
+            for each in trace.changes
+        ),
+    )
 
 
 def _row(found: Sequence[Outcome], best: Sequence[float]) -> Row:
@@ -80,6 +95,11 @@ def _row(found: Sequence[Outcome], best: Sequence[float]) -> Row:
         worst_regret=max(regrets),
         decisions=dict(Counter(taken.words for each in found for taken in each.decisions).most_common()),
     )
+
+
+def by_forms(rules: Sequence[Rules], times: Mapping[Family, Times]) -> list[Policy]:
+    """Players by closed forms."""
+    return [Policy(each, times[each.family]) for each in rules]
 
 
 def singles_of(family: Family, knows_gap: bool | None = None) -> list[Rules]:

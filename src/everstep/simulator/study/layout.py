@@ -55,6 +55,11 @@ class Layout:
         return found.pop() if len(found) == 1 else None
 
     @property
+    def kind(self) -> str:
+        """The families of layouts whose errors are alike."""
+        return f"{'grid' if self.grid else 'mixed'}{'' if self.is_whole else ' rerouted'}"
+
+    @property
     def holes(self) -> tuple[int, ...]:
         """Of a grid: how many pipelines lack a node at each stage."""
         assert self.grid is not None, "only of a grid"
@@ -79,6 +84,10 @@ class Layout:
     def joined_by(self, nodes: Sequence[str]) -> Layout:
         """With ``nodes`` idle."""
         return Layout(self.pipelines, (*self.idle, *nodes))
+
+    def bare(self) -> Layout:
+        """The same nodes, all idle."""
+        return Layout((), self.nodes)
 
     def filled(self, index: int, stage: int, node: str) -> Layout:
         """With ``node``, idle until now, in the hole at ``stage`` of pipeline ``index``."""

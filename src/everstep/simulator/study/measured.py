@@ -7,12 +7,11 @@ to something that was not made here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from everstep.simulator.study.layout import Layout, Place
-from everstep.simulator.study.policies import Option, Situation
-from everstep.simulator.study.rules import Rules
+from everstep.simulator.study.player import Option, Situation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +26,17 @@ class Measured:
     loses_work: bool = False
     """Whether it goes back to its last checkpoint."""
 
-    @property
-    def rules(self) -> Rules:
-        return Rules(name=self.name, family="fused", reroute="none", loses_work=self.loses_work)
+    is_free: bool = False
+    rethinks: bool = False
+
+    def bare(self, nodes: tuple[str, ...]) -> Layout:
+        return Layout((), nodes)
+
+    def true_step_s(self, layout: Layout, factor: Callable[[str], float]) -> float:
+        return self.step_s(layout) * max(map(factor, layout.nodes))
+
+    def kept(self, option: Option[Layout], copied_s: float, layout: Layout) -> Layout:
+        return layout
 
     def start(self, nodes: tuple[str, ...]) -> Layout:
         return Layout((tuple(Place(node, index, index + 1) for index, node in enumerate(nodes)),))
@@ -38,7 +45,7 @@ class Measured:
         pace = self.samples_per_s.get(len(layout.nodes), 0.0)
         return self.batch / pace if pace else math.inf
 
-    def react(self, situation: Situation) -> Option:
+    def react(self, situation: Situation[Layout]) -> Option[Layout]:
         target = self.start(situation.layout.nodes)
         return Option(policy=self.name, way="blocking", target=target, step_s=self.step_s(target), stall_s=self.stop_s)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from everstep.planner import objective
 from everstep.planner.baselines import chameleon, oobleck
 from everstep.simulator.study.layout import Bounds, Layout, Place, built
-from everstep.simulator.study.rules import ABSORBED, STAGE_COPY, Costs, Move, Rules, Way, move_kind
+from everstep.simulator.study.player import Option, Situation
+from everstep.simulator.study.rules import ABSORBED, STAGE_COPY, Move, Rules, move_kind
 from everstep.simulator.study.times import Times, signature
 
 _GAIN = 1e-9
@@ -21,43 +22,40 @@ NEARLY = 0.01
 """Layouts whose steps are so little longer than the best count as equal when the next loss is thought of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One way to go on. ``step_s`` is that of ``target``, ``now_s`` that of the layout it is reached from."""
-
-    policy: str
-    way: Way
-    target: Layout
-    step_s: float
-    now_s: float = math.inf
-    copy_s: float = 0.0
-    """Behind training."""
-    stall_s: float = 0.0
-    value: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What a policy is told: who is where, and what it may know of times."""
-
-    layout: Layout
-    """Without who is gone; newcomers are idle."""
-    gap_s: float
-    """The true mean."""
-    seen_gap_s: float
-    """From the history."""
-    costs: Costs
-    step_ratio: Callable[[Layout], float] = field(default=lambda layout: 1.0)
-    """Measured by predicted, as far as records tell."""
-    move_ratio: Callable[[str], float] = field(default=lambda move: 1.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``rules`` with the times of a job."""
 
     rules: Rules
     times: Times
+
+    @property
+    def name(self) -> str:
+        return self.rules.name
+
+    @property
+    def is_free(self) -> bool:
+        return self.rules.score == "fastest"
+
+    @property
+    def rethinks(self) -> bool:
+        return self.rules.rethinks
+
+    @property
+    def loses_work(self) -> bool:
+        return self.rules.loses_work
+
+    def bare(self, nodes: tuple[str, ...]) -> Layout:
+        return Layout((), nodes)
+
+    def true_step_s(self, layout: Layout, factor: Callable[[str], float]) -> float:
+        """A step is as slow as its slowest node."""
+        step_s = self.step_s(layout)
+        return step_s if math.isinf(step_s) else step_s * max(map(factor, layout.busy))
+
+    def kept(self, option: Option[Layout], copied_s: float, layout: Layout) -> Layout:
+        """Half a copy is no place."""
+        return layout
 
     @property
     def _chosen_splits(self) -> dict[object, tuple[Bounds, ...] | None]:
@@ -130,7 +128,7 @@ class Policy:
         bubble_s = plain_s - micro_batches * work_s
         return (plain_s + max(0.0, micro_batches * forward_s - bubble_s)) * (1.0 if layout.is_whole else ABSORBED)
 
-    def react(self, situation: Situation) -> Option:
+    def react(self, situation: Situation[Layout]) -> Option[Layout]:
         """What to do now."""
         options = self.options(situation)
         if options:
@@ -142,7 +140,7 @@ class Policy:
             policy="restore", way="restore", target=target, step_s=self.step_s(target), stall_s=situation.costs.restore_s,
         )
 
-    def options(self, situation: Situation) -> list[Option]:
+    def options(self, situation: Situation[Layout]) -> list[Option[Layout]]:
         """Everything this system considers, staying first where it can, each with its value."""
         layout, costs = situation.layout, situation.costs
         now_s = self.step_s(layout)
@@ -161,18 +159,17 @@ class Policy:
                 continue
             share = STAGE_COPY if move_kind(move) == "stage" else 1.0
             move_s = costs.restore_s if self.rules.restarts else costs.move_s * share
-            move_s *= situation.move_ratio(move_kind(move))
+            option = Option(
+                policy=move, way="blocking", target=target, step_s=step_s, now_s=now_s, stall_s=move_s, moves=move_kind(move),
+            )
             for way in self.rules.ways:
                 if way == "blocking":
-                    found.append(Option(policy=move, way=way, target=target, step_s=step_s, now_s=now_s, stall_s=move_s))
+                    found.append(option)
                 elif math.isfinite(now_s):
-                    found.append(Option(
-                        policy=move, way=way, target=target, step_s=step_s, now_s=now_s, copy_s=move_s,
-                        stall_s=costs.exposed_s,
-                    ))
-        return [replace(option, value=self._value(option, situation)) for option in found]
+                    found.append(replace(option, way="behind", copy_s=move_s, stall_s=costs.exposed_s))
+        return [replace(option, value=self._value(_as_measured(option, situation), situation)) for option in found]
 
-    def _value(self, option: Option, situation: Situation) -> float:
+    def _value(self, option: Option[Layout], situation: Situation[Layout]) -> float:
         """Expected steps until the next change; equation 8 where that is the rule."""
         gap_s = situation.gap_s if self.rules.knows_gap else situation.seen_gap_s
         step_s = option.step_s * situation.step_ratio(option.target)
@@ -206,7 +203,7 @@ class Policy:
             self.times.known[key] = sum(only) / len(places) if places else 1.0
         return self.times.known[key]
 
-    def _chosen(self, options: list[Option], situation: Situation) -> Option:
+    def _chosen(self, options: list[Option[Layout]], situation: Situation[Layout]) -> Option[Layout]:
         if self.rules.score == "first":
             return next((option for option in options if option.way != "now"), options[0])
         if self.rules.look_ahead or self.rules.score == "liveput":
@@ -340,6 +337,14 @@ _MOVES: Mapping[str, Callable[[Policy, Layout], Layout | None]] = {
     "holed": Policy._holed,
     "repartition": Policy._repartitioned, "sturdy": Policy._sturdy, "templates": Policy._templated, "morph": Policy._morphed,
 }
+
+
+def _as_measured(option: Option[Layout], situation: Situation[Layout]) -> Option[Layout]:
+    """With its move taking as long as records say."""
+    ratio = situation.move_ratio(option.moves) if option.moves else 1.0
+    return replace(
+        option, copy_s=option.copy_s * ratio, stall_s=option.stall_s * (ratio if option.way == "blocking" else 1.0),
+    )
 
 
 def _shape(pipeline: tuple[Place, ...]) -> tuple[tuple[int, int, bool], ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from everstep.simulator.study.player import Way
 from everstep.simulator.study.times import Family
 
 Reroute = Literal["none", "drop", "grid", "any", "shadow"]
@@ -13,7 +14,6 @@ Reroute = Literal["none", "drop", "grid", "any", "shadow"]
 by whatever is fastest of these and of layer by layer; by the neighbour that holds a second copy."""
 
 Move = Literal["heal", "normalize", "grow", "grid", "holed", "repartition", "sturdy", "templates", "morph"]
-Way = Literal["now", "blocking", "behind", "restore", "wait"]
 Score = Literal["value", "equation 8", "first", "fastest", "liveput"]
 """Of all options the one with: most expected steps until the next change; most by Chameleon's rule; the first move there
 is; the shortest step; most steps until the next change and until the one after it."""
@@ -27,32 +27,6 @@ STAGE_COPY = 0.5
 def move_kind(move: str) -> str:
     """Moves that take alike: single stages, or the whole layout."""
     return "stage" if move in ("heal", "normalize") else "layout"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What changes cost, in seconds."""
-
-    move_s: float
-    """To move the state of a re-partition: tau."""
-    exposed_s: float = 1.0
-    """Of a move behind training, what is seen of it."""
-    restart_s: float | None = None
-    """To restore a checkpoint, its lost work not counted; None: half a minute and twice ``move_s``."""
-    checkpoint_every_s: float = 600.0
-    """Of training."""
-    checkpoint_every_steps: int | None = None
-    """Instead, if given."""
-    checkpoint_write_s: float = 0.0
-    """How long training stands for one."""
-    redone_steps: float = 0.0
-    """Steps done again after a loss."""
-    keep_progress: bool = False
-    """Whether a move behind training that a change broke off goes on where it was (a quarter is done again at least)."""
-
-    @property
-    def restore_s(self) -> float:
-        return 30.0 + 2 * self.move_s if self.restart_s is None else self.restart_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

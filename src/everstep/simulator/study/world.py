@@ -13,12 +13,10 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Generic
 
 from everstep.planner import objective
-from everstep.simulator.study.layout import Layout
-from everstep.simulator.study.policies import Option, Situation
-from everstep.simulator.study.rules import Costs, Rules, move_kind
+from everstep.simulator.study.player import Costs, Option, Player, S, Situation
 from everstep.trace import Change, Trace
 
 PRIOR_GAP_S = 600.0
@@ -26,26 +24,6 @@ PRIOR_GAP_S = 600.0
 
 _SURPRISE = 0.05
 """A step that is longer or shorter than predicted by more than this share is reason to choose again."""
-
-
-class Player(Protocol):
-    """What the world asks of a policy."""
-
-    @property
-    def rules(self) -> Rules: ...
-
-    @property
-    def batch(self) -> int:
-        """Samples of a step."""
-
-    def start(self, nodes: tuple[str, ...]) -> Layout | None: ...
-
-    def step_s(self, layout: Layout) -> float: ...
-
-    def react(self, situation: Situation) -> Option: ...
-
-    def pace_of_a_node(self, num_nodes: int) -> float:
-        """Samples a second of one of so many nodes, if none ever failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +86,32 @@ class Truth:
             self._drawn[what] = math.exp(self.sigma * random.Random(f"{self.seed} {what}").gauss(0.0, 1.0))
         return self._drawn[what]
 
-    def nodes(self, layout: Layout) -> float:
-        return 1.0 if self.sigma == 0 else max(self.factor(f"node {node}") for node in layout.busy)
+    def node(self, name: str) -> float:
+        return self.factor(f"node {name}")
 
 
 @dataclass(slots=True)
-class Records:
-    """What a policy has measured itself: by kind of layout and by move, measured by predicted."""
+class Records(Generic[S]):
+    """What a policy has measured itself: by kind of layout, by kind of move and by node, measured by predicted."""
 
     truth: Truth
     seen: dict[str, float] = field(default_factory=dict)
 
+    def ran(self, layout: S) -> None:
+        """A whole step on ``layout`` tells of its kind, and of each of its nodes."""
+        self.saw(f"step {layout.kind}")
+        if self.truth.sigma:
+            for node in layout.busy:
+                self.saw(f"node {node}")
+
     def saw(self, what: str) -> None:
         self.seen[what] = self.truth.factor(what)
 
-    def step_ratio(self, layout: Layout) -> float:
-        """Nodes are measured one by one. A kind never run is taken to be like the best of those that were, so it is tried."""
-        return 1.0 if self.truth.sigma == 0 else self._ratio("step", kind(layout)) * self.truth.nodes(layout)
+    def step_ratio(self, layout: S) -> float:
+        """Nodes are taken as known. A kind never run is taken to be like the best of those that were, so it is tried."""
+        if self.truth.sigma == 0:
+            return 1.0
+        return self._ratio("step", layout.kind) * max(map(self.truth.node, layout.busy))
 
     def move_ratio(self, move: str) -> float:
         return self._ratio("move", move)
@@ -134,22 +121,17 @@ class Records:
         return self.seen.get(f"{group} {which}", min(known, default=1.0))
 
 
-def kind(layout: Layout) -> str:
-    """The families of plans whose errors are alike."""
-    return f"{'grid' if layout.grid else 'mixed'}{'' if layout.is_whole else ' rerouted'}"
-
-
 @dataclass(slots=True)
-class _Run:
-    policy: Player
+class _Run(Generic[S]):
+    policy: Player[S]
     costs: Costs
     truth: Truth
     gap_s: float
     nodes_at_start: tuple[str, ...]
-    layout: Layout = field(init=False)
+    layout: S = field(init=False)
     is_down: bool = field(init=False)
     """Nothing can be trained on ``layout``: all of it has to come from a checkpoint."""
-    pending: Option | None = None
+    pending: Option[S] | None = None
     began_s: float = 0.0
     now_s: float = 0.0
     samples: float = 0.0
@@ -160,38 +142,37 @@ class _Run:
     stall_s: float = 0.0
     whole_samples: float = 0.0
     num_changes: int = 0
-    records: Records = field(init=False)
+    records: Records[S] = field(init=False)
     taken: list[Taken] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.records = Records(self.truth)
         started = self.policy.start(self.nodes_at_start)
         self.is_down = started is None
-        self.layout = Layout((), self.nodes_at_start) if started is None else started
+        self.layout = self.policy.bare(self.nodes_at_start) if started is None else started
         if started is not None:
-            self.records.saw(f"step {kind(started)}")      # what ran before the trace begins
+            self.records.ran(started)      # what ran before the trace begins
 
-    def step_s(self, layout: Layout) -> float:
-        predicted_s = self.policy.step_s(layout)
-        if math.isinf(predicted_s) or self.truth.sigma == 0:
-            return predicted_s
-        return predicted_s * self.truth.factor(f"step {kind(layout)}") * self.truth.nodes(layout)
+    def step_s(self, layout: S) -> float:
+        true_s = self.policy.true_step_s(layout, self.truth.node)
+        return true_s if math.isinf(true_s) else true_s * self.truth.factor(f"step {layout.kind}")
 
     def until(self, end_s: float) -> None:
         """Train and move until ``end_s``; what would be through at that moment exactly is not."""
         while self.pending is not None:
             option = self.pending
-            true = self.truth.factor(f"move {move_kind(option.policy)}") if option.way in ("blocking", "behind") else 1.0
-            copy_s = option.copy_s * true
-            stall_s = option.stall_s * (true if option.way == "blocking" else 1.0)
-            if option.way == "behind":
-                self._train(min(end_s, self.began_s + copy_s))
-            if self.began_s + copy_s + stall_s >= end_s:
+            true = self.truth.factor(f"move {option.moves}") if option.moves else 1.0
+            copying_s, copied_s = self.began_s + option.pause_s, self.began_s + option.pause_s + option.copy_s * true
+            through_s = copied_s + option.stall_s * (true if option.way == "blocking" else 1.0)
+            self._stand(min(end_s, copying_s))
+            if option.copy_s and copying_s < end_s:
+                self._train(min(end_s, copied_s))
+            if through_s >= end_s:
                 self._stand(end_s)
                 return
-            self._stand(self.began_s + copy_s + stall_s)
+            self._stand(through_s)
             self._through(option)
-        if self.policy.rules.rethinks:
+        if self.policy.rethinks:
             self._look(end_s)
         if self.pending is not None:
             self.until(end_s)
@@ -200,17 +181,17 @@ class _Run:
     def _look(self, end_s: float) -> None:
         """After the first step on a kind of layout never run before: was it as predicted? If not, choose again."""
         step_s = math.inf if self.is_down else self.step_s(self.layout)
-        what = f"step {kind(self.layout)}"
+        what = f"step {self.layout.kind}"
         if what not in self.records.seen and self.now_s + step_s < end_s:
             assumed = self.records.step_ratio(self.layout)
             self._train(self.now_s + step_s)
             if abs(self.records.step_ratio(self.layout) / assumed - 1) > _SURPRISE:
                 self._decide(Change(at_s=self.now_s), progress_of=None)
 
-    def _through(self, option: Option) -> None:
+    def _through(self, option: Option[S]) -> None:
         self.layout, self.is_down, self.pending = option.target, False, None
-        if option.way != "restore":
-            self.records.saw(f"move {move_kind(option.policy)}")
+        if option.moves:
+            self.records.saw(f"move {option.moves}")
 
     def _train(self, end_s: float) -> None:
         """At the pace of the layout, a checkpoint every so often."""
@@ -220,7 +201,7 @@ class _Run:
             return
         left_s = max(0.0, end_s - self.now_s)
         if left_s >= step_s * (1 - 1e-9):
-            self.records.saw(f"step {kind(self.layout)}")
+            self.records.ran(self.layout)
         rate = self.policy.batch / step_s
         steps = self.costs.checkpoint_every_steps
         every_s = self.costs.checkpoint_every_s if steps is None else steps * step_s
@@ -247,11 +228,14 @@ class _Run:
 
     def change(self, change: Change) -> None:
         self.num_changes += 1
-        broken_off = self.pending
-        is_training = broken_off is None or broken_off.way == "behind"
+        broken_off, layout = self.pending, self.layout
+        is_training = broken_off is None or (self.began_s + broken_off.pause_s < self.now_s and broken_off.copy_s > 0)
         if change.lost and is_training and not self.is_down and math.isfinite(self.step_s(self.layout)):
             self._lose(self.costs.redone_steps * self.policy.batch)
-        self.layout = self.layout.without(change.lost).joined_by(change.joined)
+        if broken_off is not None and self.costs.keep_progress:
+            true = self.truth.factor(f"move {broken_off.moves}") if broken_off.moves else 1.0
+            layout = self.policy.kept(broken_off, max(0.0, self.now_s - self.began_s - broken_off.pause_s) / true, layout)
+        self.layout = layout.without(change.lost).joined_by(change.joined)
         self.pending = None
         self._decide(change, progress_of=broken_off)
 
@@ -261,31 +245,35 @@ class _Run:
         self.lost_samples += samples
         self.checkpoint_samples = min(self.checkpoint_samples, self.samples)
 
-    def _decide(self, change: Change, progress_of: Option | None) -> None:
+    def _decide(self, change: Change, progress_of: Option[S] | None) -> None:
         situation = Situation(
-            layout=Layout((), self.layout.nodes) if self.is_down else self.layout, gap_s=self.gap_s, costs=self.costs,
+            layout=self.layout.bare() if self.is_down else self.layout, gap_s=self.gap_s, costs=self.costs,
             seen_gap_s=objective.expected_gap_s(PRIOR_GAP_S, self.num_changes, self.now_s),
-            step_ratio=self.records.step_ratio, move_ratio=self.records.move_ratio,
+            lost=change.lost, joined=change.joined,
+            unsaved_steps=max(0.0, self.samples - self.checkpoint_samples) / self.policy.batch,
+            seen=self.records.seen, step_ratio=self.records.step_ratio, move_ratio=self.records.move_ratio,
         )
         option = self.policy.react(situation)
-        if option.way == "restore" or (self.policy.rules.loses_work and option.way == "blocking"):
+        if option.way == "restore" or (self.policy.loses_work and option.way == "blocking"):
             self._lose(self.samples - self.checkpoint_samples)
             self.since_checkpoint_s = 0.0
         self.is_down = option.way in ("restore", "wait")
-        if option.way != "now" and option.way != "wait":
+        if option.meanwhile is not None:
+            self.layout = option.meanwhile
+        if option.way != "wait":
             self.pending, self.began_s = self._continued(option, progress_of), self.now_s
         self.taken.append(Taken(self.now_s, option.policy, option.way, option.step_s))
 
-    def _continued(self, option: Option, broken_off: Option | None) -> Option:
-        """With ``keep_progress`` what was copied already of a like move need not be copied again."""
+    def _continued(self, option: Option[S], broken_off: Option[S] | None) -> Option[S]:
+        """With ``keep_progress`` what was copied already of a like move need not be copied again, but for a quarter."""
         alike = broken_off is not None and broken_off.policy == option.policy and broken_off.way == option.way == "behind"
-        if not (self.costs.keep_progress and alike):
+        if not (self.costs.keep_progress and alike) or option.arrivals:
             return option
         return replace(option, copy_s=max(0.25 * option.copy_s, option.copy_s - (self.now_s - self.began_s)))
 
 
 def play(
-    trace: Trace, policy: Player, costs: Costs, *, truth: Truth | None = None, gap_s: float | None = None,
+    trace: Trace, policy: Player[S], costs: Costs, *, truth: Truth | None = None, gap_s: float | None = None,
     num_nodes: int | None = None,
 ) -> Outcome:
     """``policy`` from the start of ``trace`` to its end.
@@ -293,7 +281,7 @@ def play(
     ``gap_s``: the mean gap that policies which know it are told; None: that of the trace. ``num_nodes``: the cluster
     without failures, for FSE; None: the most that the trace ever has.
     """
-    if policy.rules.score == "fastest":
+    if policy.is_free:
         costs = replace(costs, move_s=0.0, exposed_s=0.0)
     run = _Run(
         policy, costs, truth or Truth(), trace.mean_gap_s if gap_s is None else gap_s, trace.nodes,
