@@ -6,11 +6,11 @@ of every node comes from the checkpoint, because what is in memory belongs to an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
-from everstep.planner.parts import units_by_layers
+from everstep.planner.parts import holders, units_by_layers
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.transfer import Load, Move
 from everstep.workload import Workload
@@ -24,11 +24,12 @@ def moves_for(plan: Plan, holds: Holds, workload: Workload, restore: bool = Fals
     Raises:
         InfeasibleError: a unit that somebody lacks has no living holder; ``rejected`` names each.
     """
-    units = units_by_layers(plan.placement.values(), workload)
+    by_layers = holders(plan.placement)
+    units = units_by_layers(by_layers, workload)
     if restore:
         wanted = [(node, units[plan.placement[node]]) for node in plan.nodes]
         return (), tuple(Load(unit, node) for node, needed in wanted for unit in _in_order(needed, workload))
-    absent = _absent(plan, holds, units)
+    absent = _absent(by_layers, holds, units)
     if not absent:
         return (), ()
     lacking = [(node, unit) for node in sorted(absent, key=node_number) for unit in _in_order(absent[node], workload)]
@@ -53,19 +54,20 @@ def moves_for(plan: Plan, holds: Holds, workload: Workload, restore: bool = Fals
 
 
 def _absent(
-    plan: Plan, holds: Holds, units: Mapping[tuple[int, ...], frozenset[UnitName]],
+    by_layers: Mapping[tuple[int, ...], Sequence[NodeId]], holds: Holds, units: Mapping[tuple[int, ...], frozenset[UnitName]],
 ) -> dict[NodeId, frozenset[UnitName]]:
     """What nodes lack, of those that lack something; most have just what they need, and few different things are held."""
     nothing = frozenset[UnitName]()
-    known: dict[tuple[int, int], frozenset[UnitName]] = {}
+    known: dict[tuple[frozenset[UnitName], frozenset[UnitName]], frozenset[UnitName]] = {}
     found: dict[NodeId, frozenset[UnitName]] = {}
-    for node, layers in plan.placement.items():
-        needed, held = units[layers], holds.get(node, nothing)
-        name = (id(needed), id(held))
-        if name not in known:
-            known[name] = needed - held
-        if known[name]:
-            found[node] = known[name]
+    for layers, nodes in by_layers.items():
+        needed = units[layers]
+        for node in [node for node in nodes if holds.get(node) is not needed]:
+            pair = (needed, holds.get(node, nothing))
+            if pair not in known:
+                known[pair] = needed - pair[1]
+            if known[pair]:
+                found[node] = known[pair]
     return found
 
 

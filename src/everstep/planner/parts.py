@@ -37,22 +37,42 @@ class Part:
         return pairs
 
 
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Distinct routes, in the order in which micro-batches take them first, and the micro-batches of each, ascending."""
+
+    routes: tuple[Route, ...]
+    micro_batches: tuple[tuple[int, ...], ...]
+    number: Mapping[int, int]
+    """By ``id`` of every route that was grouped: an index into ``routes``."""
+
+
 @remembered(64)
-def grouped(routes: Sequence[Route]) -> Mapping[Route, Sequence[int]]:
-    """Distinct routes and the micro-batches of each. Routes that are one object are compared as objects first."""
+def distinct(routes: Sequence[Route]) -> Grouped:
+    """``routes`` grouped. Those that are one object are compared as objects first: comparing hops takes longest."""
     by_object: dict[int, list[int]] = {}
     for micro_batch, name in enumerate(map(id, routes)):
         if name in by_object:
             by_object[name].append(micro_batch)
         else:
             by_object[name] = [micro_batch]
-    found: dict[Route, list[int]] = {}
-    for members in by_object.values():
-        known = found.setdefault(routes[members[0]], members)
-        if known is not members:
-            known += members
-            known.sort()
-    return found
+    numbers: dict[Route, int] = {}
+    number: dict[int, int] = {}
+    found: list[list[int]] = []
+    for name, members in by_object.items():
+        index = number[name] = numbers.setdefault(routes[members[0]], len(found))
+        if index == len(found):
+            found.append(members)
+        else:
+            found[index] = sorted(found[index] + members)
+    return Grouped(tuple(numbers), tuple(map(tuple, found)), number)
+
+
+@remembered(64)
+def grouped(routes: Sequence[Route]) -> Mapping[Route, Sequence[int]]:
+    """Distinct routes and the micro-batches of each."""
+    found = distinct(routes)
+    return dict(zip(found.routes, found.micro_batches, strict=True))
 
 
 def parts(plan: Plan, num_micro_batches: int | None = None) -> tuple[Part, ...]:
@@ -62,9 +82,9 @@ def parts(plan: Plan, num_micro_batches: int | None = None) -> tuple[Part, ...]:
 
 @remembered(32)
 def _parts(routes: tuple[Route, ...]) -> tuple[Part, ...]:
-    found = grouped(routes)
+    found = distinct(routes)
     part_of: dict[NodeId, list[Route]] = {}
-    for route in found:
+    for route in found.routes:
         met = [part_of[hop.node] for hop in route if hop.node in part_of]
         if not met:
             whole = [route]
@@ -77,10 +97,9 @@ def _parts(routes: tuple[Route, ...]) -> tuple[Part, ...]:
             whole += other
         touched = [route, *(member for other in others for member in other)]
         part_of.update((hop.node, whole) for member in touched for hop in member)
-    unique = {id(whole): whole for whole in (part_of[route[0].node] for route in found if route)}
-    return tuple(
-        Part(routes=tuple(whole), micro_batches=tuple([tuple(found[route]) for route in whole])) for whole in unique.values()
-    )
+    unique = {id(whole): whole for whole in [part_of[route[0].node] for route in found.routes if route]}
+    members = [[found.micro_batches[found.number[id(route)]] for route in whole] for whole in unique.values()]
+    return tuple([Part(tuple(whole), tuple(taken)) for whole, taken in zip(unique.values(), members, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +116,16 @@ class Alike:
 @remembered(32)
 def alike(routes: tuple[Route, ...]) -> tuple[tuple[Alike, ...], tuple[Part, ...]]:
     """Plain pipelines by their shape, and the parts that are not plain."""
-    found: dict[object, list[Route]] = {}
+    found: dict[tuple[int, tuple[tuple[int, int], ...]], list[Route]] = {}
     others = []
     for part in _parts(routes):
         if part.is_plain:
             (route,), (members,) = part.routes, part.micro_batches
-            found.setdefault((len(members), *[(hop.first, hop.end) for hop in route]), []).append(route)
+            found.setdefault((len(members), tuple([(hop.first, hop.end) for hop in route])), []).append(route)
         else:
             others.append(part)
-    counts = grouped(routes)
     shapes = [
-        Alike(tuple(same), len(counts[same[0]]), tuple([hop.node for route in same for hop in route]))
-        for same in found.values()
+        Alike(tuple(same), count, tuple([hop.node for route in same for hop in route])) for (count, _), same in found.items()
     ]
     return tuple(shapes), tuple(others)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from everstep.plan import Hop, Route
-from everstep.planner.parts import grouped
+from everstep.planner.parts import distinct
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 
@@ -39,20 +39,18 @@ class Router:
 
     def routes(self, old: Sequence[Route]) -> tuple[Route, ...] | None:
         """``old`` with every gap filled; None: some route cannot be completed without visiting a node twice."""
-        kept: dict[Route, Route] = {}
-        """What is left of a route; the route itself where nothing has changed."""
-        for route, members in grouped(old).items():
-            is_whole = all([hop.shadow is None and self._can_compute(hop) for hop in route])
+        routes = distinct(old)
+        kept: list[Route] = []
+        """What is left of each; the route itself where nothing has changed."""
+        for route, members in zip(routes.routes, routes.micro_batches, strict=True):
+            is_whole = all(hop.shadow is None and self._can_compute(hop) for hop in route)
             hops = route if is_whole else tuple([self._without_dead_shadow(hop) for hop in route if self._can_compute(hop)])
-            kept[route] = route if hops == route else hops
+            kept.append(route if hops == route else hops)
             self._count(hops, len(members))
-        by_object = {name: kept[route] for name, route in {id(route): route for route in old}.items()}
-        gaps = {
-            name: hops for name, hops in by_object.items() if sum([hop.end - hop.first for hop in hops]) < self._num_layers
-        }
+        has_gap = [sum([hop.end - hop.first for hop in hops]) < self._num_layers for hops in kept]
         found = []
-        for name in map(id, old):
-            whole = self._completed(gaps[name]) if name in gaps else by_object[name]
+        for number in map(routes.number.__getitem__, map(id, old)):
+            whole = self._completed(kept[number]) if has_gap[number] else kept[number]
             if whole is None:
                 return None
             found.append(whole)
