@@ -17,7 +17,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from everstep.errors import ConfigError
 from everstep.quantities import parse_bytes, parse_seconds
 
-Policy = Literal["auto", "reroute", "normalize", "spare", "heal", "shrink", "grow", "repartition", "restore"]
+Policy = Literal[
+    "auto", "reroute", "normalize", "spare", "heal", "shrink", "grow", "rebalance", "repartition", "two-phase", "redundant",
+    "wait", "restore",
+    "oobleck", "recycle", "plain-reroute", "bamboo", "varuna", "torchft", "parcae", "chameleon",
+]
+"""How to recover: by whatever is worth most, by one policy of ours alone, or as a published system would."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,9 @@ class PlannerConfig:
 
     tolerate: int = 0
     """Any so many losses at once must leave a living holder of every layer. Where no plan can, the run says so."""
+
+    look_ahead: bool = False
+    """Choose among the best few by what the next loss would leave of them, too."""
 
     def __post_init__(self) -> None:
         if self.gap_s <= 0:

@@ -19,6 +19,7 @@ from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.ahead import DRIFT, Prepared, answered, drift, prepared
 from everstep.planner.calibrate import Calibration, Residuals, calibrated, changed, family_of
+from everstep.planner.cases import cases_of
 from everstep.planner.cost import SWITCH_S, step_seconds
 from everstep.planner.first import first_plan
 from everstep.planner.measure import measured
@@ -27,7 +28,7 @@ from everstep.planner.parts import units_by_layers
 from everstep.planner.policies.pricing import candidate_of
 from everstep.planner.policies.routes import keep
 from everstep.planner.policies.situation import CheckpointInfo, Situation, is_broken
-from everstep.planner.policies.table import choose, propose
+from everstep.planner.policies.table import SCORED_BY_ITSELF, choose, propose
 from everstep.planner.refine import Refined, refined
 from everstep.protocol.messages import PlanOrdered, first_attempt
 from everstep.protocol.resolution import Resolution
@@ -197,7 +198,9 @@ class Controller:
 
     def _remembered(self, situation: Situation) -> list[Candidate] | None:
         """What was worked out ahead for just this; None where it was not, or where something is not as was thought."""
-        if len(situation.lost) != 1 or situation.joined or self._ahead is None:
+        if len(situation.lost) != 1 or situation.joined or situation.ends or situation.expected or self._ahead is None:
+            return None
+        if self.config.planner.policy in SCORED_BY_ITSELF:
             return None
         (node,) = situation.lost
         known = self._known.get(self._cases.get(node, node))

@@ -45,10 +45,22 @@ class Candidate:
     """Expected useful samples until the next event."""
     reason: str = ""
     """Why it cannot be taken, or why it lost."""
+    note: str = ""
+    """What whoever takes it should know."""
 
     @property
     def feasible(self) -> bool:
         return self.plan is not None
+
+    @property
+    def settled(self) -> Plan | None:
+        """The plan that it ends with."""
+        return self.plan if self.later is None else self.later
+
+    @property
+    def settled_step_s(self) -> float:
+        """Predicted time of a step once it has come to an end."""
+        return self.step_s if self.later is None else self.later_step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +91,10 @@ class Decision:
 
 
 def table(decision: Decision) -> list[tuple[str, ...]]:
-    """Header and rows: policy, step_s, stall_s, memory, samples, verdict. The chosen one first, then by value."""
+    """Header and rows: policy, step, stall, memory, samples, verdict. The chosen one first, then by value.
+
+    Of a copy made behind training, the steps before and after it.
+    """
     rows: list[tuple[str, ...]] = [("policy", "step", "stall", "memory", "samples", "verdict")]
     ranked = sorted(range(len(decision.candidates)), key=lambda i: (i != decision.chosen, -decision.candidates[i].value))
     for index in ranked:
@@ -87,9 +102,14 @@ def table(decision: Decision) -> list[tuple[str, ...]]:
         if candidate.plan is None:
             rows.append((candidate.policy, "-", "-", "-", "-", candidate.reason))
             continue
-        verdict = "chosen" if index == decision.chosen else candidate.reason
+        verdict = "; ".join(filter(None, [candidate.reason, candidate.note]))
+        if index == decision.chosen:
+            verdict = f"chosen: {verdict}" if verdict else "chosen"
+        step = human_seconds(candidate.step_s)
+        if candidate.later is not None:
+            step += f" → {human_seconds(candidate.later_step_s)}"
         rows.append((
-            candidate.policy, human_seconds(candidate.step_s), human_seconds(candidate.stall_s),
+            candidate.policy, step, human_seconds(candidate.stall_s),
             human_bytes(candidate.peak_bytes), f"{candidate.value:,.0f}", verdict,
         ))
     return rows

@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from everstep.cluster import Cluster
 from everstep.decision import Candidate
 from everstep.plan import Hop, Plan, Route
-from everstep.planner import objective
-from everstep.planner.cost import is_shared
-from everstep.planner.parts import parts
-from everstep.planner.policies.pricing import at_risk
+from everstep.planner.cases import cases_of
+from everstep.planner.policies.pricing import at_risk, valued
 from everstep.planner.policies.situation import Situation
 from everstep.planner.policies.table import propose
 from everstep.quantities import NodeId
@@ -36,8 +33,8 @@ class Prepared:
     node: NodeId
     situation: Situation
     candidates: tuple[Candidate, ...]
-    risks: tuple[float, ...]
-    """The share of nodes that would hold an only copy, by candidate."""
+    risks: tuple[tuple[float, float], ...]
+    """The share of nodes that would hold an only copy, by candidate: in its plan, and in the later one of two phases."""
 
 
 def prepared(base: Situation) -> Iterator[Prepared]:
@@ -55,39 +52,19 @@ def prepared(base: Situation) -> Iterator[Prepared]:
             holds={member: units for member, units in base.holds.items() if member != node},
         )
         candidates = propose(situation)
-        risks = [at_risk(candidate.plan, base.workload) if candidate.plan else 0.0 for candidate in candidates]
+        risks = [(_risk(each.plan, base.workload), _risk(each.later, base.workload)) for each in candidates]
         yield Prepared(node, situation, tuple(candidates), tuple(risks))
 
 
-def cases_of(plan: Plan, cluster: Cluster) -> dict[NodeId, NodeId]:
-    """By node, the node whose loss is the same case: itself, or one at the same stage of a pipeline that is alike."""
-    shared = is_shared(cluster)
-    first: dict[tuple[object, ...], NodeId] = {}
-    found: dict[NodeId, NodeId] = {}
-
-    def likeness(node: NodeId) -> tuple[object, ...]:
-        here = cluster.nodes[node]
-        return (here.speed, here.memory_bytes, here.host if shared else "", plan.placement[node])
-
-    for part in parts(plan):
-        if not part.is_plain:
-            found |= {node: node for node in part.nodes}
-            continue
-        (route,), (members,) = part.routes, part.micro_batches
-        shape = (len(members), tuple((hop.first, hop.end, *likeness(hop.node)) for hop in route))
-        for index, hop in enumerate(route):
-            found[hop.node] = first.setdefault((*shape, index), hop.node)
-    for node in plan.placement:
-        if node not in found:
-            found[node] = first.setdefault(("idle", *likeness(node)), node)
-    return found
+def _risk(plan: Plan | None, workload: Workload) -> float:
+    return at_risk(plan, workload) if plan is not None else 0.0
 
 
 def answered(known: Prepared, node: NodeId, now: Situation) -> list[Candidate]:
     """The candidates of ``known`` for the loss of ``node``, scored for ``now``."""
     names = _exchange(now.plan, known.node, node)
     found = []
-    for candidate, risk in zip(known.candidates, known.risks, strict=True):
+    for candidate, (risk, later_risk) in zip(known.candidates, known.risks, strict=True):
         if candidate.plan is None:
             found.append(candidate)
             continue
@@ -96,14 +73,10 @@ def answered(known: Prepared, node: NodeId, now: Situation) -> list[Candidate]:
             stall_s -= max(0, known.situation.step - (candidate.restore_step or 0)) * candidate.step_s
             restore_step = now.checkpoint.step if now.checkpoint else 0
             stall_s += max(0, now.step - restore_step) * candidate.step_s
-        found.append(replace(
-            candidate, plan=renamed(candidate.plan, names) if names else candidate.plan, stall_s=stall_s,
-            restore_step=restore_step,
-            value=objective.value(
-                batch=now.workload.batch, step_s=candidate.step_s, stall_s=stall_s, gap_s=now.gap_s, at_risk=risk,
-                redo_steps=now.redo_steps,
-            ),
-        ))
+        found.append(valued(now, replace(
+            candidate, plan=renamed(candidate.plan, names), later=candidate.later and renamed(candidate.later, names),
+            stall_s=stall_s, restore_step=restore_step,
+        ), risk=risk, later_risk=later_risk))
     return found
 
 
@@ -120,6 +93,9 @@ def _exchange(plan: Plan, one: NodeId, other: NodeId) -> Mapping[NodeId, NodeId]
 
 def renamed(plan: Plan, names: Mapping[NodeId, NodeId]) -> Plan:
     """``plan`` with nodes called by their new names."""
+    if not names:
+        return plan
+
     def hop_of(hop: Hop) -> Hop:
         if hop.node not in names and hop.shadow not in names:
             return hop

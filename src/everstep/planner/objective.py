@@ -1,10 +1,19 @@
 """Which candidate is worth most: expected useful samples until the next event, and in words why the others lost.
 
-Let the gap G to the next event be exponential with mean g. A plan that trains ``batch / step_s`` samples a second after a
-stall of ``stall_s`` gets, until then,
+Let G be the gap to the next event, and S(u) the chance that it is longer than u. The time between a and b that no event
+spoils is, on average,
 
-    value = batch / step_s · E[(G - stall_s)+] = batch / step_s · ∫_{stall_s}^∞ exp(-u / g) du
-          = batch / step_s · g · exp(-stall_s / g)
+    E[min(G, b) - min(G, a)] = ∫_a^b S(u) du          exponential with mean g:  g · (exp(-a / g) - exp(-b / g))
+
+A plan that trains ``batch / step_s`` samples a second after a stall of ``stall_s`` gets, until the event,
+
+    value = batch / step_s · ∫_{stall_s}^until S(u) du
+
+where ``until_s`` is when a node that it needs is known to go; mostly never. Two phases, the second one's state copied
+behind the first:
+
+    value = batch / step_s · ∫_{stall_s}^copied S(u) du + batch / later_step_s · ∫_{copied + later_stall_s}^later_until S(u) du
+    copied = stall_s + copy_s
 
 From this goes what the event itself would cost: if a share ``at_risk`` of the nodes holds the only copy of something, the
 next loss goes back to a checkpoint with that probability, and ``redo_steps`` are trained again. A restore pays for its own
@@ -14,14 +23,62 @@ lost work through its stall.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from everstep.decision import Candidate
 from everstep.errors import InfeasibleError
 from everstep.quantities import human_seconds
 
 NOISE = 1e-6
+
+
+class Gap(Protocol):
+    """What is known of the time to the next event."""
+
+    def survival(self, after_s: float) -> float:
+        """The chance that nothing has happened ``after_s`` from now."""
+        ...
+
+    def undisturbed_s(self, start_s: float, end_s: float) -> float:
+        """Expected seconds between ``start_s`` and ``end_s``, which may be infinite, before the event."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """An event is as likely at any moment, whatever was before."""
+
+    mean_s: float
+
+    def survival(self, after_s: float) -> float:
+        return math.exp(-after_s / self.mean_s)
+
+    def undisturbed_s(self, start_s: float, end_s: float) -> float:
+        return max(0.0, self.mean_s * (math.exp(-start_s / self.mean_s) - math.exp(-end_s / self.mean_s)))
+
+
+class Curve:
+    """Any survival function, never rising, that ends within ``longest_s``; integrated by trapezoids between its ``points``."""
+
+    def __init__(self, survival: Callable[[float], float], longest_s: float, *, points: int = 4000) -> None:
+        self._survival = survival
+        self._longest_s = longest_s
+        self._times = np.linspace(0.0, longest_s, points)
+        chances = np.array([survival(float(time_s)) for time_s in self._times])
+        pieces = (chances[1:] + chances[:-1]) / 2 * np.diff(self._times)
+        self._until: NDArray[np.float64] = np.concatenate([[0.0], np.cumsum(pieces)])
+
+    def survival(self, after_s: float) -> float:
+        return self._survival(after_s) if after_s < self._longest_s else 0.0
+
+    def undisturbed_s(self, start_s: float, end_s: float) -> float:
+        start, end = np.interp([min(start_s, self._longest_s), min(end_s, self._longest_s)], self._times, self._until)
+        return max(0.0, float(end - start))
 
 
 def expected_gap_s(prior_gap_s: float, events: int, elapsed_s: float) -> float:
@@ -34,10 +91,30 @@ def expected_gap_s(prior_gap_s: float, events: int, elapsed_s: float) -> float:
 
 
 def value(
-    *, batch: float, step_s: float, stall_s: float, gap_s: float, at_risk: float = 0.0, redo_steps: float = 0.0,
+    *, batch: float, step_s: float, stall_s: float, gap_s: float = 0.0, gap: Gap | None = None, until_s: float = math.inf,
+    at_risk: float = 0.0, redo_steps: float = 0.0,
 ) -> float:
-    """Expected useful samples until the next event, that event's own cost taken off."""
-    return batch / step_s * gap_s * math.exp(-stall_s / gap_s) - at_risk * redo_steps * batch
+    """Expected useful samples until the next event, that event's own cost taken off. ``gap`` None: exponential, ``gap_s``."""
+    gap = gap or Exponential(gap_s)
+    return batch / step_s * gap.undisturbed_s(stall_s, max(stall_s, until_s)) - at_risk * redo_steps * batch
+
+
+def two_phase_value(
+    *, batch: float, step_s: float, stall_s: float, copy_s: float, later_step_s: float, later_stall_s: float, gap: Gap,
+    until_s: float = math.inf, later_until_s: float = math.inf, at_risk: float = 0.0, later_at_risk: float = 0.0,
+    redo_steps: float = 0.0,
+) -> float:
+    """The same for one plan while the state of another is copied, and that one from then on.
+
+    A plan that ends before the copy is made, at ``until_s``, never leads to the other.
+    """
+    copied_s = stall_s + copy_s
+    switched_s = copied_s + later_stall_s
+    samples = batch / step_s * gap.undisturbed_s(stall_s, max(stall_s, min(copied_s, until_s)))
+    if copied_s <= until_s:
+        samples += batch / later_step_s * gap.undisturbed_s(switched_s, max(switched_s, later_until_s))
+    too_early = 1 - gap.survival(switched_s)
+    return samples - (too_early * at_risk + (1 - too_early) * later_at_risk) * redo_steps * batch
 
 
 def choose(candidates: Sequence[Candidate]) -> int:
@@ -67,18 +144,22 @@ def explained(candidates: Sequence[Candidate], chosen: int) -> tuple[Candidate, 
 
 
 def _why(loser: Candidate, best: Candidate) -> str:
-    shares = [f"{loser.reason}: " if loser.reason else ""]
+    words = [f"{loser.reason}: " if loser.reason else ""]
     fewer = (best.value - loser.value) / abs(best.value) if best.value else 0.0
-    shares.append(f"{_percent(fewer)} fewer samples" if fewer >= 0.001 else "no more samples")
+    if fewer <= -0.001:
+        return "".join([*words, f"{_percent(-fewer)} more samples, but less would be left after the next loss"])
+    words.append(f"{_percent(fewer)} fewer samples" if fewer >= 0.001 else "no more samples")
     causes = []
-    slower = loser.step_s / best.step_s - 1
+    slower = loser.settled_step_s / best.settled_step_s - 1
     if slower >= 0.001:
         causes.append(f"steps {_percent(slower)} slower")
     if loser.stall_s - best.stall_s >= 0.001:
         causes.append(f"stall {human_seconds(loser.stall_s - best.stall_s)} longer")
+    if not causes and loser.later is not None and fewer > NOISE:
+        causes.append(f"steps of {human_seconds(loser.step_s)} for {human_seconds(loser.copy_s)} first")
     if not causes and fewer > NOISE:
         causes.append("more would be lost with the next node")
-    return "".join(shares) + (f": {', '.join(causes)}" if causes else "")
+    return "".join(words) + (f": {', '.join(causes)}" if causes else "")
 
 
 def _percent(share: float) -> str:

@@ -135,7 +135,9 @@ def test_a_newcomer_that_holds_nothing_is_planned_for() -> None:
     order, decision, _ = controller.answer(view, resolution, (), (node(8),), "n8 joins", 50.0, 1, None)
     assert order is not None and decision is not None
     assert node(8) in order.plan.placement and order.restore is None
-    assert {candidate.policy for candidate in decision.candidates} == {"spare", "heal", "repartition"}
+    assert {candidate.policy for candidate in decision.candidates} == {
+        "spare", "heal", "rebalance", "repartition", "two-phase", "redundant", "wait",
+    }
 
 
 def test_what_cannot_be_done_names_the_lost_layers_and_the_newest_checkpoint() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 
 from everstep.decision import Candidate, Way
 from everstep.errors import InfeasibleError
@@ -12,16 +15,30 @@ from everstep.planner.calibrate import residual_of
 from everstep.planner.cost import load_seconds, stall_seconds
 from everstep.planner.memory import overfull
 from everstep.planner.moves import moves_for
-from everstep.planner.parts import grouped, holders_by_unit, kinds_of
+from everstep.planner.parts import grouped, holders_by_unit, kinds_of, units_by_layers
 from everstep.planner.policies.situation import Situation
 from everstep.planner.search import Priced, priced
+from everstep.quantities import NodeId, human_seconds
 from everstep.transfer import Move
 from everstep.workload import Workload
 
+COPY_SLOWS = 1.25
+"""How much longer state takes that is copied while training goes on: the links are shared with its messages and sums."""
 
-def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Way) -> Candidate:
-    """``plan`` with everything that it is predicted to cost, or why it cannot be had."""
-    answer = plan if isinstance(plan, Priced) else priced(plan, situation.workload, situation.cluster)
+CANNOT = {
+    "start": "a run starts only once",
+    "now": "this run cannot change routes",
+    "blocking": "this run cannot move state",
+    "behind": "this run cannot copy state while it trains",
+    "wait": "this run cannot wait for anybody",
+    "restore": "this run has nothing to restore from",
+}
+"""What is said where the way to a plan is not open to whoever asks."""
+
+
+def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Way, reason: str = "") -> Candidate:
+    """``plan`` with everything that it is predicted to cost, or why it cannot be had. ``reason``: what to call it."""
+    answer = plan if isinstance(plan, Priced) else priced_in(situation, plan)
     too_much = overfull(answer.needed_bytes, situation.cluster, situation.config.worker_memory_bytes)
     if too_much:
         return no_answer(policy, too_much)
@@ -38,15 +55,94 @@ def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Wa
         except InfeasibleError as error:
             return no_answer(policy, str(error))
         stall_s = stall_seconds(moves, situation.cluster, switch_s=situation.switch_s)
-    return Candidate(
-        policy=policy, plan=answer.plan, way="now" if way == "blocking" and not moves else way, step_s=step_s,
-        stall_s=stall_s, moved_bytes=sum(move.num_bytes for move in moves), peak_bytes=answer.peak_bytes,
-        restore_step=restore_step, reason=layout_words(answer.plan) if policy in ("repartition", "grow", "start") else "",
-        value=objective.value(
-            batch=situation.workload.batch, step_s=step_s, stall_s=stall_s, gap_s=situation.gap_s,
-            at_risk=at_risk(answer.plan, situation.workload), redo_steps=situation.redo_steps,
-        ),
+        way = "now" if way == "blocking" and not moves else way
+    if way not in situation.ways:
+        return no_answer(policy, CANNOT[way])
+    found = Candidate(
+        policy=policy, plan=answer.plan, way=way, step_s=step_s, stall_s=stall_s,
+        moved_bytes=sum(move.num_bytes for move in moves), peak_bytes=answer.peak_bytes, restore_step=restore_step,
+        reason=reason,
     )
+    return valued(situation, found, sources={move.source for move in moves})
+
+
+def priced_in(situation: Situation, plan: Plan) -> Priced:
+    """``plan`` with its step time and its memory, looked at once however often it is asked for."""
+    return situation.remembered(("priced", id(plan)), lambda: priced(plan, situation.workload, situation.cluster))
+
+
+def valued(
+    situation: Situation, candidate: Candidate, *, risk: float | None = None, later_risk: float | None = None,
+    sources: Iterable[NodeId] = (),
+) -> Candidate:
+    """``candidate`` with the samples that it is expected to train until the next event.
+
+    ``risk``, ``later_risk``: the share of nodes that hold an only copy, where it is known. ``sources``: who gives state away
+    at the start. A node that is known to end does so for everybody; only a plan that needs it then ends with it.
+    """
+    assert candidate.plan is not None, "without a plan nothing is trained"
+    workload = situation.workload
+    risk = at_risk(candidate.plan, workload) if risk is None else risk
+    until_s = _until_s(situation, candidate.plan)
+    if any(situation.ends.get(node, math.inf) < candidate.stall_s for node in sources):
+        until_s = 0.0
+    if candidate.later is None:
+        samples = objective.value(
+            batch=workload.batch, step_s=candidate.step_s, stall_s=candidate.stall_s, gap=situation.gap, until_s=until_s,
+            at_risk=risk, redo_steps=situation.redo_steps,
+        )
+    else:
+        samples = objective.two_phase_value(
+            batch=workload.batch, step_s=candidate.step_s, stall_s=candidate.stall_s, copy_s=candidate.copy_s,
+            later_step_s=candidate.later_step_s, later_stall_s=candidate.later_stall_s, gap=situation.gap, until_s=until_s,
+            later_until_s=_until_s(situation, candidate.later), at_risk=risk,
+            later_at_risk=at_risk(candidate.later, workload) if later_risk is None else later_risk,
+            redo_steps=situation.redo_steps,
+        )
+    return replace(candidate, value=samples)
+
+
+def _until_s(situation: Situation, plan: Plan) -> float:
+    """When the first node that computes in ``plan`` is known to end."""
+    if not situation.ends:
+        return math.inf
+    needed = {hop.node for route in grouped(plan.routes) for hop in route}
+    return min((end_s for node, end_s in situation.ends.items() if node in needed), default=math.inf)
+
+
+def copied_behind(situation: Situation, policy: str, now: Candidate, later: Candidate) -> Candidate:
+    """``now`` at once, and ``later`` as soon as its state has been copied while ``now`` trains.
+
+    ``now`` needs no state moved, ``later`` is reached by moving some. The state of both is held for a while.
+    """
+    assert now.plan is not None and later.plan is not None, "both have a plan"
+    copied_s = now.stall_s + COPY_SLOWS * (later.stall_s - situation.switch_s)
+    first = "as it is" if now.plan.routes == situation.plan.routes else now.policy
+    reason = f"now {first}, then {' '.join(filter(None, [later.policy, later.reason]))} after {human_seconds(copied_s)}"
+    too_early = _gone_before(situation, later.plan, copied_s)
+    if too_early:
+        return no_answer(policy, f"{reason}: {too_early} would be gone before what it holds is copied")
+    needed = dict(priced_in(situation, now.plan).needed_bytes)
+    units = units_by_layers({*now.plan.placement.values(), *later.plan.placement.values()}, situation.workload)
+    for node, layers in later.plan.placement.items():
+        new = units[layers] - units[now.plan.placement[node]]
+        needed[node] = needed.get(node, 0) + sum(situation.workload.units[name].held_bytes for name in new)
+    too_much = overfull(needed, situation.cluster, situation.config.worker_memory_bytes)
+    if too_much:
+        return no_answer(policy, f"{reason}: while copying, {too_much}")
+    return valued(situation, replace(
+        now, policy=policy, way="behind", later=later.plan, later_step_s=later.step_s, moved_bytes=later.moved_bytes,
+        copy_s=copied_s - now.stall_s, later_stall_s=situation.switch_s,
+        peak_bytes=max(later.peak_bytes, *needed.values()), reason=reason,
+    ))
+
+
+def _gone_before(situation: Situation, plan: Plan, copied_s: float) -> NodeId | None:
+    """Who gives state away for ``plan`` and is known to end before ``copied_s``."""
+    if not any(end_s < copied_s for end_s in situation.ends.values()):
+        return None
+    moves, _ = moves_for(plan, situation.holds, situation.workload)
+    return next((move.source for move in moves if situation.ends.get(move.source, math.inf) < copied_s), None)
 
 
 def at_risk(plan: Plan, workload: Workload) -> float:

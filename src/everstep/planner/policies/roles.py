@@ -49,7 +49,7 @@ def heal(situation: Situation) -> list[Candidate]:
     if isinstance(found, str):
         return [no_answer("heal", found)]
     plan, load_s = found
-    idle = [node for node in situation.nodes if not load_s[node]]
+    idle = [node for node in situation.usable if not load_s[node]]
     if not idle:
         return [no_answer("heal", "no node is idle")]
     groups = {layers: list(nodes) for layers, nodes in _by_layers(plan, load_s).items()}

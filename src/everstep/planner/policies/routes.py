@@ -85,7 +85,7 @@ def spare(situation: Situation) -> list[Candidate]:
         busy.update({hop.node: len(members) for hop in route})
     gone = [node for node in busy if node not in situation.cluster.nodes]
     empty = sorted(gone, key=lambda node: (-busy[node], node_number(node)))
-    idle = [node for node in situation.nodes if node not in busy]
+    idle = [node for node in situation.usable if node not in busy]
     if not empty:
         return [no_answer("spare", "nobody's place is empty")]
     if not idle:
@@ -96,16 +96,25 @@ def spare(situation: Situation) -> list[Candidate]:
     can = dict(available(situation))
     for place, node in chosen.items():
         can[node] = frozenset(plan.placement[place])
-    moved = {route: tuple(_moved(hop, chosen) for hop in route) for route in pipelines_of(situation)}
-    routes = tuple(moved[route] for route in plan.routes)
-    filled = rerouted(situation, replace(plan, routes=routes), can)
+    filled = rerouted(situation, in_places(plan, chosen), can)
     if isinstance(filled, str):
         return [no_answer("spare", filled)]
     return [candidate_of(situation, "spare", filled, "blocking")]
 
 
-def _moved(hop: Hop, places: Mapping[NodeId, NodeId]) -> Hop:
-    return replace(hop, node=places.get(hop.node, hop.node))
+def in_places(plan: Plan, places: Mapping[NodeId, NodeId]) -> Plan:
+    """``plan`` with others in the places of some: they hold and do what those did."""
+    def moved(hop: Hop) -> Hop:
+        shadow = places.get(hop.shadow, hop.shadow) if hop.shadow else None
+        return Hop(places.get(hop.node, hop.node), hop.first, hop.end, shadow)
+
+    taken = set(places.values())
+    placement = {node: layers for node, layers in plan.placement.items() if node not in taken}
+    routes = {route: tuple([moved(hop) for hop in route]) for route in grouped(plan.routes)}
+    return replace(
+        plan, placement={places.get(node, node): layers for node, layers in placement.items()},
+        routes=tuple([routes[route] for route in plan.routes]),
+    )
 
 
 def shrink(situation: Situation) -> list[Candidate]:

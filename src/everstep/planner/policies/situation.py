@@ -14,6 +14,7 @@ from everstep.decision import Way
 from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner.calibrate import Residuals
 from everstep.planner.cost import SWITCH_S
+from everstep.planner.objective import Curve, Exponential, Gap
 from everstep.planner.parts import grouped
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.workload import Workload
@@ -55,13 +56,37 @@ class Situation:
     ways: frozenset[Way] = frozenset({"start", "now", "blocking", "restore"})
     """What whoever asks can carry out. A candidate of another way is proposed as one without an answer, which says so."""
 
-    _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    expected: Mapping[NodeId, float] = field(default_factory=dict)
+    """Who is away, or cannot be heard, and is known to be back: in how many seconds. Who keeps its state is in ``holds``."""
+    ends: Mapping[NodeId, float] = field(default_factory=dict)
+    """Living nodes that are known to go, and in how many seconds, as after a notice or when they are drained."""
+    avoided: frozenset[NodeId] = frozenset()
+    """Living nodes that give away what they hold and get nothing to do."""
+    survival: Callable[[float], float] | None = None
+    """The chance that the next event is more than so many seconds away. None: exponential with mean ``gap_s``."""
+    weights: Mapping[NodeId, float] = field(default_factory=dict)
+    """How likely each node is to be lost next, by its own history; absent: 1."""
+    shadows: bool = False
+    """Whether who shadows a hop also computes it. If not, redundancy is a matter of who holds what, and costs no time."""
+
+    _memory: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         return self.remembered("nodes", lambda: tuple(sorted(self.cluster.nodes, key=node_number)))
 
-    def remembered(self, what: str, work_out: Callable[[], _T]) -> _T:
+    @property
+    def usable(self) -> tuple[NodeId, ...]:
+        """Those that may get something to do."""
+        return self.remembered("usable", lambda: tuple([node for node in self.nodes if node not in self.avoided]))
+
+    @property
+    def gap(self) -> Gap:
+        """What is known of the time to the next event. A curve is followed as far as eight mean gaps."""
+        survival = self.survival
+        return self.remembered("gap", lambda: Curve(survival, 8 * self.gap_s) if survival else Exponential(self.gap_s))
+
+    def remembered(self, what: object, work_out: Callable[[], _T]) -> _T:
         """What several policies ask for is worked out once: nothing here changes."""
         if what not in self._memory:
             self._memory[what] = work_out()
@@ -89,7 +114,11 @@ def _available(situation: Situation) -> dict[NodeId, frozenset[int]]:
         held: frozenset(layer for layer, units in enumerate(needs) if units <= held) for held in set(situation.holds.values())
     }
     usable[frozenset()] = usable.get(frozenset()) or frozenset(layer for layer, units in enumerate(needs) if not units)
-    can = {node: usable[situation.holds.get(node, frozenset())] for node in situation.nodes}
+    usable_nodes = set(situation.usable)
+    can = {
+        node: usable[situation.holds.get(node, frozenset())] if node in usable_nodes else frozenset[int]()
+        for node in situation.nodes
+    }
     placed = {node: can[node].intersection(situation.plan.placement.get(node, ())) for node in situation.nodes}
     covered = frozenset[int]().union(*set(placed.values()))
     if len(covered) == situation.plan.num_layers:

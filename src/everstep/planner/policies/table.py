@@ -4,35 +4,81 @@
 ``reroute``           routes only: living holders of the same layers take over the hops of who is gone
 ``normalize``         a healthy node changes its role, so that losses sit where they hurt least; else as ``reroute``
 ``spare``             an idle node takes the place of one that is gone; if there are too few, the rest is rerouted
-``shrink``            pipelines that met who is gone are dropped, their micro-batches spread over the whole ones
 ``heal``              idle nodes and newcomers take the layers whose holders have most to do; losses as ``reroute``
+``shrink``            pipelines that met who is gone are dropped, their micro-batches spread over the whole ones
 ``grow``              whole pipelines stay, idle nodes and newcomers lengthen one or make new ones; losses as ``reroute``
+``rebalance``         slow nodes get fewer micro-batches or fewer layers; losses as ``reroute``
 ``repartition``       new pipelines over all survivors, state moved first
+``two-phase``         the best of what can be had at once, and behind it the state of something better is copied
+``redundant``         each node also holds what its successor does; who comes before somebody lost takes over
+``wait``              nothing, until somebody who is known to be back is there; else as ``reroute``
 ``restore``           new pipelines over all survivors, all state from the newest checkpoint, or from the initial weights
 ====================  =================================================================================================
 
-A node that joins stays idle except under ``heal``, ``grow``, ``repartition`` and ``auto``. Every living node is in every
-plan.
+A node that joins stays idle except under ``heal``, ``grow``, ``repartition``, ``two-phase``, ``redundant`` and ``auto``.
+Every living node is in every plan. The names of published systems are in ``baselines.systems``.
+
+Where nodes are known to end, everything is proposed twice: with them, as long as they are there, and without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from everstep.decision import Candidate
 from everstep.planner import objective
+from everstep.planner.baselines.systems import SYSTEMS
+from everstep.planner.policies.behind import two_phase
+from everstep.planner.policies.foresight import choose_with_foresight, until_moved_s
 from everstep.planner.policies.layouts import grow, repartition, restore
+from everstep.planner.policies.pricing import at_risk, no_answer
 from everstep.planner.policies.roles import heal, normalize
-from everstep.planner.policies.routes import keep, reroute, shrink, spare
+from everstep.planner.policies.routes import keep, over_the_living, reroute, shrink, spare
 from everstep.planner.policies.situation import Situation, is_broken
+from everstep.planner.policies.slow import rebalance
+from everstep.planner.policies.standing import redundant
+from everstep.planner.policies.survivors import only_sturdy
+from everstep.planner.policies.waiting import wait
+from everstep.quantities import node_number
 
-POLICIES: Mapping[str, Callable[[Situation], list[Candidate]]] = {
+Policy = Callable[[Situation], list[Candidate]]
+
+
+def _in_two_phases(situation: Situation) -> list[Candidate]:
+    """Of what all others that change routes or move state propose, with and without nodes that are known to end."""
+    situations = [situation, *_without_ending(situation)]
+    others = [candidate for each in situations for name in (*AT_ONCE, *MOVING) for candidate in _asked(each, name)]
+    return two_phase(situation, others)
+
+
+POLICIES: Mapping[str, Policy] = {
     "reroute": reroute, "normalize": normalize, "spare": spare, "heal": heal, "shrink": shrink, "grow": grow,
-    "repartition": repartition, "restore": restore,
+    "rebalance": rebalance, "repartition": repartition, "two-phase": _in_two_phases, "redundant": redundant, "wait": wait,
+    "restore": restore,
 }
 
-BESIDE_REROUTE = ("normalize", "heal", "grow")
-"""Policies that are about more than a loss: chosen alone, they are asked beside ``reroute`` and the better one is taken."""
+AT_ONCE = ("reroute", "shrink")
+MOVING = ("normalize", "spare", "heal", "rebalance", "repartition")
+"""What phases are made of. What ``grow`` would do is among the layouts of ``repartition``."""
+
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("normalize", "heal", "grow", "rebalance", "wait"), ("reroute",)), "two-phase": ("reroute", "repartition"),
+}
+"""Policies that are not an answer to every loss: chosen alone, these are asked too and the best is taken."""
+
+WHEN_WHOLE: Mapping[str, tuple[str, ...]] = {
+    "auto": ("heal", "rebalance", "repartition", "two-phase", "redundant", "wait"),
+    **{name: (name,) for name in ("heal", "grow", "rebalance", "repartition", "two-phase", "redundant", "wait")},
+}
+"""What is asked, by policy, where no route is broken: somebody joined, got slow, or will end; else nothing changes."""
+
+FIRST = ("wait",)
+"""Policies that are taken where they have an answer, whatever it is worth."""
+
+
+SCORED_BY_ITSELF = ("chameleon",)
+"""Policies whose values are not the objective's: what was worked out ahead cannot be valued for another moment."""
 
 
 def propose(situation: Situation) -> list[Candidate]:
@@ -41,18 +87,53 @@ def propose(situation: Situation) -> list[Candidate]:
     Where a forced policy has no answer, ``restore`` is proposed too, and the table says so.
     """
     forced = situation.config.policy
-    if not is_broken(situation):
-        asked = {"auto": ("heal", "repartition"), "repartition": ("repartition",), "heal": ("heal",), "grow": ("grow",)}
-        found = [] if forced == "repartition" else keep(situation)
-        return found + [candidate for policy in asked.get(forced, ()) for candidate in POLICIES[policy](situation)]
-    if forced == "auto":  # what grow would do is among the layouts of repartition
-        return [c for name, policy in POLICIES.items() if name != "grow" for c in policy(situation)]
-    found = POLICIES[forced](situation)
-    if forced in BESIDE_REROUTE:
-        found = [*reroute(situation), *found]
+    found = _proposed(situation, forced)
+    for without in _without_ending(situation):
+        names = ", ".join(sorted(situation.ends, key=node_number))
+        found += [
+            replace(candidate, reason=" ".join(filter(None, [candidate.reason, f"without {names}"])))
+            for candidate in _proposed(without, forced) if candidate.feasible and candidate.way != "behind"
+        ]
+    found = only_sturdy(situation, found)
     if forced == "restore" or any(candidate.feasible for candidate in found):
         return found
     return [*found, *restore(situation)]
+
+
+def _proposed(situation: Situation, forced: str) -> list[Candidate]:
+    if forced in SYSTEMS:
+        return SYSTEMS[forced].propose(situation)
+    if not is_broken(situation):
+        names = WHEN_WHOLE.get(forced, ())
+        kept = [] if forced in ("repartition", "redundant") else keep(situation)
+        return kept + [candidate for name in names for candidate in _asked(situation, name, forced)]
+    if forced == "auto":  # what grow would do is among the layouts of repartition
+        names = tuple(name for name in POLICIES if name != "grow")
+    else:
+        names = (*BESIDE.get(forced, ()), forced)
+    return [candidate for name in names for candidate in _asked(situation, name, forced)]
+
+
+def _asked(situation: Situation, name: str, forced: str = "") -> list[Candidate]:
+    """What a policy proposes, once for all who ask. Among all, redundancy is proposed only where something is held once."""
+    if name == "redundant" and forced == "auto" and not _needs_redundancy(situation):
+        return [no_answer("redundant", "no layer depends on one node alone")]
+    if name == "reroute" and not is_broken(situation):
+        return keep(situation)
+    return situation.remembered(("asked", name), lambda: POLICIES[name](situation))
+
+
+def _needs_redundancy(situation: Situation) -> bool:
+    plan = over_the_living(situation)
+    return isinstance(plan, str) or at_risk(plan, situation.workload) > 0
+
+
+def _without_ending(situation: Situation) -> list[Situation]:
+    """The situation in which those who are known to end get nothing to do any more, if others are left."""
+    ending = frozenset(situation.ends) - situation.avoided
+    if not ending or not set(situation.usable) - ending:
+        return []
+    return [situation.remembered("without ending", lambda: replace(situation, avoided=situation.avoided | ending))]
 
 
 def decide(situation: Situation) -> tuple[list[Candidate], int]:
@@ -66,5 +147,22 @@ def decide(situation: Situation) -> tuple[list[Candidate], int]:
 
 
 def choose(situation: Situation, candidates: Sequence[Candidate]) -> int:
-    """The index of what the configured policy takes: what is worth most."""
+    """The index of what the configured policy takes: mostly what is worth most.
+
+    Raises:
+        InfeasibleError: there is no candidate with a plan.
+    """
+    forced = situation.config.policy
+    if forced in FIRST:
+        own = [index for index, each in enumerate(candidates) if each.feasible and each.policy == forced]
+        return own[0] if own else objective.choose(candidates)
+    if forced in SYSTEMS:
+        return SYSTEMS[forced].choose(situation, candidates)
+    if situation.config.look_ahead:
+        lasts_s = until_moved_s(situation, candidates)
+        return choose_with_foresight(situation, candidates, (_at_once, shrink), lasts_s)
     return objective.choose(candidates)
+
+
+def _at_once(situation: Situation) -> list[Candidate]:
+    return reroute(situation) if is_broken(situation) else keep(situation)
