@@ -128,6 +128,7 @@ class Catalogue:
         return splits_of(
             self._workload, self._cap, self._cluster.link, columns=self.columns, longest=self._longest,
             split=self._order.split, roomy=self._order.split and self._order.extra_slots > 2,
+            staggered=self._order.staggered,
         )
 
     def layouts(self, num_nodes: int, keep: Sequence[Route], least: int) -> list[Layout]:
@@ -389,10 +390,13 @@ def best_priced(
 
 
 def _slots_to_try(order: Order, layout: Layout) -> list[int]:
-    """The most first. Where some are given, a long pipeline of small stages may use as many as it has stages."""
+    """The most first. Where some are given, a long pipeline of small stages may use as many as it has stages.
+
+    With staggered updates twice as many: it takes these until no stage waits for another.
+    """
     if not order.extra_slots:
         return [0]
-    longest = max(len(bounds) for bounds, _ in layout.shapes)
+    longest = max(len(bounds) for bounds, _ in layout.shapes) * (2 if order.staggered else 1)
     return sorted({longest, order.extra_slots, order.extra_slots // 2, 0}, reverse=True)
 
 

@@ -21,7 +21,8 @@ and with slots for twice as many micro-batches to the largest, over stages, of
 
     F of the stages before + m·(F + B + W)
 
-which stand in for the time: they choose splits and lengths, and the few layouts that remain are simulated.
+or, where updates are staggered too and no stage waits for another, of ``m·(F + B + W)`` alone. These stand in for the time:
+they choose splits and lengths, and the few layouts that remain are simulated.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ class Splits:
 
     def __init__(
         self, workload: Workload, cap: int | None, *, columns: int | None = None, longest: int | None = None,
-        link: Link | None = None, split: bool = False, roomy: bool = False,
+        link: Link | None = None, split: bool = False, roomy: bool = False, staggered: bool = False,
     ) -> None:
         """``cap``: bytes that state and activations of a stage may take; None: not limited. ``link``: None is free.
 
-        ``split``: backward is split; ``roomy``: with it, slots for twice as many micro-batches as 1F1B holds.
+        ``split``: backward is split; ``roomy``: with it, slots for twice as many micro-batches as 1F1B holds; ``staggered``:
+        with these, staggered updates.
         """
-        self._split, self._roomy = split, roomy
+        self._split, self._roomy, self._staggered = split, roomy, staggered
         self.columns = min(workload.num_micro_batches, columns or workload.num_micro_batches)
         self.longest = min(workload.num_layers, longest or workload.num_layers)
         self.open = 0
@@ -131,7 +133,7 @@ class Splits:
         forward_s, work_s = _intervals(self._forward_s)[:, :, None], _intervals(self._work_s)[:, :, None]
         after_s = (total_s[-1] - total_s)[None, :, None]
         if self._split and self._roomy:
-            bound: Array = many * work_s + np.array(self._forward_s)[:-1, None, None]
+            bound: Array = many * work_s + (0.0 if self._staggered else np.array(self._forward_s)[:-1, None, None])
         elif self._split:
             bound = many * work_s + self._round_s[-1] - _intervals(self._round_s)[:, :, None]
         else:
@@ -243,26 +245,29 @@ class Splits:
         work_s, round_s = self._work_s, self._round_s
         sent_s = 0.0 if link is None else sum(2 * link.seconds(self._layers[first - 1].output_bytes) for first, _ in cuts[1:])
         if self._roomy:
-            return max(self._forward_s[first] + many * (work_s[end] - work_s[first]) for first, end in cuts) + sent_s
+            ahead_s = (0.0,) * (self._num_layers + 1) if self._staggered else self._forward_s
+            return max(ahead_s[first] + many * (work_s[end] - work_s[first]) for first, end in cuts) + sent_s
         slowest_s = max(many * (work_s[end] - work_s[first]) - (round_s[end] - round_s[first]) for first, end in cuts)
         return slowest_s + round_s[-1] + sent_s
 
 
 def splits_of(
     workload: Workload, cap: int | None, link: Link, *, columns: int, longest: int, split: bool = False, roomy: bool = False,
+    staggered: bool = False,
 ) -> Splits:
     """``Splits``, made once for the same figures: a few of the newest are kept."""
     units = tuple(sorted(workload.units.items()))
-    return _splits(workload.layers, units, min(columns, workload.num_micro_batches), cap, link, longest, split, roomy)
+    columns = min(columns, workload.num_micro_batches)
+    return _splits(workload.layers, units, columns, cap, link, longest, split, roomy, staggered)
 
 
 @lru_cache(maxsize=16)
 def _splits(
     layers: tuple[LayerCost, ...], units: tuple[tuple[UnitName, Unit], ...], columns: int, cap: int | None, link: Link,
-    longest: int, split: bool, roomy: bool,
+    longest: int, split: bool, roomy: bool, staggered: bool,
 ) -> Splits:
     workload = Workload(layers=layers, units=dict(units), num_micro_batches=columns)
-    return Splits(workload, cap, longest=longest, link=link, split=split, roomy=roomy)
+    return Splits(workload, cap, longest=longest, link=link, split=split, roomy=roomy, staggered=staggered)
 
 
 def _intervals(running: tuple[float, ...] | tuple[int, ...]) -> Array:
