@@ -225,3 +225,13 @@ def test_newcomers_are_like_the_last_node():
     found = ground.cluster_of(["n0", "n77"])
     assert found.nodes[NodeId("n77")].memory_bytes == found.nodes[NodeId("n0")].memory_bytes
     assert not math.isinf(ground.cluster.link.seconds(1))
+
+
+@pytest.mark.parametrize("family", ["split", "staggered"])
+def test_the_planner_finds_layouts_as_fast_as_the_exact_search_by_forms(family: Family):
+    """For every number of nodes; two independent searches, the planner's simulates schedules, the other knows forms alone."""
+    ground, times = equal_ground(family, COSTS), Times(equal_layers(), family)
+    for count in range(22, 33):
+        plan, best = ground.fastest([f"n{number}" for number in range(count)]), times.best(count)
+        assert plan is not None and best is not None
+        assert ground.step_s(plan) == pytest.approx(best.step_s)

@@ -22,15 +22,13 @@ from everstep.simulator.study.player import Costs
 from everstep.simulator.study.times import Family, equal_layers
 from everstep.workload import LayerCost, Unit, Workload
 
-ACTIVATION_SHARE = 0.05
-"""What an activation of a layer weighs by its state, in the job of the studies."""
-
 
 def order_of(family: Family, num_stages: int) -> Order:
-    """Split and staggered schedules with one activation slot more for each stage of the grid."""
+    """Schedules with enough activation slots: one more for each stage of the grid; staggered ones need two."""
     if family == "fused":
         return Order()
-    return Order(split=True, extra_slots=num_stages, staggered=family == "staggered")
+    is_staggered = family == "staggered"
+    return Order(split=True, extra_slots=num_stages * (2 if is_staggered else 1), staggered=is_staggered)
 
 
 def equal_ground(
@@ -38,7 +36,8 @@ def equal_ground(
 ) -> Ground:
     """The job of the studies; ``micro_batches`` of each pipeline.
 
-    No node may need more memory than the fullest of the grid. A stage is loaded from a checkpoint in ``costs.restore_s``.
+    No node may hold more state than one of the grid; activations weigh nothing, so slots cost nothing. A stage is loaded from
+    a checkpoint in ``costs.restore_s``.
     """
     job = equal_layers(
         num_layers=num_layers, num_pipelines=num_pipelines, num_stages=num_stages, micro_batches=micro_batches,
@@ -49,7 +48,7 @@ def equal_ground(
         layers=tuple(
             LayerCost(
                 name=name, forward_s=forward_s, backward_input_s=(work_s - forward_s) / 2,
-                backward_weight_s=(work_s - forward_s) / 2, activation_bytes=round(ACTIVATION_SHARE * state_bytes),
+                backward_weight_s=(work_s - forward_s) / 2,
             )
             for name, forward_s, work_s in zip(names, job.forward_s, job.work_s, strict=True)
         ),
