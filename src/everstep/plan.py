@@ -59,6 +59,9 @@ class Plan:
     placement: Mapping[NodeId, tuple[int, ...]]
     routes: tuple[Route, ...]
     order: Order = field(default_factory=Order)
+    room: Mapping[NodeId, int] = field(default_factory=dict)
+    """Layers' activations that a node may hold at once, a micro-batch counting once for each layer of its hop. Absent: as
+    ``order`` says."""
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from everstep.plan import Hop, Plan, Route
 from everstep.planner.parts import parts
-from everstep.planner.schedules import Arranged, Costs, F, Stops, arrange, deadlines, slots
+from everstep.planner.schedules import Arranged, Costs, F, Stops, arrange, deadlines, limits_of
 from everstep.quantities import NodeId
 from everstep.schedule import REDUCE, Order, Schedule
 from everstep.workload import Workload
@@ -83,7 +83,7 @@ class _Try:
                 for kind, row in enumerate((forward, backward))
             ]
             seconds = stops.seconds(costs)
-            limits = slots(stops, plan.order.extra_slots)
+            limits = limits_of(stops, plan)
             actions = arrange(stops, seconds, keys[0], keys[1], limits, split=plan.order.split)
             found.append(Arranged(stops, actions))
             worst_s = max(worst_s, makespan_s(stops, seconds, actions))

@@ -40,24 +40,29 @@ def pace(plan: Plan, workload: Workload, cluster: Cluster) -> Pace:
     table = _Times.of(plan, workload, cluster)
     plain, others = alike(plan.routes)
     for part in others:
-        (ends_s,), active_bytes = _follow(part, plan.order, table)
+        (ends_s,), active_bytes = _follow(part, plan, table)
         found.ends_s.update(ends_s)
         found.active_bytes.update(active_bytes)
     for shape in plain:
-        for route, nodes in _stand_ins(shape, table):
-            ends, held = _alone(tuple(table.on(route)), shape.num_micro_batches, plan.order)
+        for route, nodes in _stand_ins(shape, table, plan.room):
+            ends, held = _alone(tuple(table.on(route)), shape.num_micro_batches, plan.order, _rooms(plan, route))
             found.ends_s.update(zip(nodes, cycle(ends), strict=False))
             found.active_bytes.update(zip(nodes, cycle(held), strict=False))
     return found
 
 
-def _stand_ins(shape: Alike, table: _Times) -> Iterator[tuple[Route, Sequence[NodeId]]]:
+def _stand_ins(shape: Alike, table: _Times, room: Mapping[NodeId, int]) -> Iterator[tuple[Route, Sequence[NodeId]]]:
     """Routes to look at, and the nodes that each of them speaks for."""
-    if table.is_one_for_all:
+    if table.is_one_for_all and not room:
         yield shape.routes[0], shape.nodes
         return
     for route in shape.routes:
         yield route, [hop.node for hop in route]
+
+
+def _rooms(plan: Plan, route: Route) -> tuple[int | None, ...]:
+    """By hop what the plan says about its node's room; empty where it says nothing."""
+    return tuple([plan.room.get(hop.node) for hop in route]) if plan.room else ()
 
 
 @remembered(16)
@@ -72,14 +77,16 @@ _Stage = tuple[int, float, float, float, float, int]
 
 
 @lru_cache(maxsize=1 << 14)
-def _alone(stages: tuple[_Stage, ...], num_micro_batches: int, order: Order) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def _alone(
+    stages: tuple[_Stage, ...], num_micro_batches: int, order: Order, rooms: tuple[int | None, ...] = (),
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Ends and peaks by stage of a plain pipeline, remembered: the same few shapes come again in plan after plan."""
     many = num_micro_batches
     if not order.split and not order.extra_slots:
         forward, backward, message = ([stage[column] for stage in stages] for column in (1, 2, 4))
         held = [min(many, len(stages) - index) * stage[5] for index, stage in enumerate(stages)]
         return tuple(one_pipeline_ends_s(forward, backward, message, many)), tuple(held)
-    (ends,), peaks = _followed(((tuple(enumerate(stages)),), (0,) * many), order)
+    (ends,), peaks = _followed(((tuple(enumerate(stages)),), (0,) * many, rooms), order)
     return ends, peaks
 
 
@@ -87,9 +94,9 @@ _Stop = tuple[int, _Stage]
 """A hop of a part: its node, numbered from 0 in the order in which the part's micro-batches meet them, and what it takes."""
 
 
-_Shape = tuple[tuple[tuple[_Stop, ...], ...], tuple[int, ...]]
-"""A part without names: its routes, and for each micro-batch which of them it takes. What is known of shapes is remembered:
-candidates of one decision share parts, and the same parts come again with other names."""
+_Shape = tuple[tuple[tuple[_Stop, ...], ...], tuple[int, ...], tuple[int | None, ...]]
+"""A part without names: its routes, for each micro-batch which of them it takes, and the room of its nodes if that is given.
+What is known of shapes is remembered: candidates of one decision share parts, and the same come again with other names."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -107,7 +114,7 @@ def _followed(shape: _Shape, order: Order, steps: int = 1) -> tuple[tuple[tuple[
 @lru_cache(maxsize=16)
 def _arranged(shape: _Shape, order: Order) -> tuple[Arranged, LongestPath, list[int]]:
     """The list schedule of a part, its times, and the bytes of activations by stop."""
-    ways, taken = shape
+    ways, taken, rooms = shape
     routes: list[tuple[Hop, ...]] = []
     table: dict[int, list[_Stage]] = {}
     for way in ways:
@@ -119,7 +126,8 @@ def _arranged(shape: _Shape, order: Order) -> tuple[Arranged, LongestPath, list[
     for number, index in enumerate(taken):
         members[index].append(number)
     part = Part(routes=tuple(routes), micro_batches=tuple(map(tuple, members)))
-    schedule = arranged(part, Plan(num_layers=routes[0][-1].end, placement={}, routes=(), order=order))
+    room = {NodeId(f"n{node}"): layers for node, layers in enumerate(rooms) if layers is not None}
+    schedule = arranged(part, Plan(num_layers=routes[0][-1].end, placement={}, routes=(), order=order, room=room))
     return schedule, *_path(schedule.stops, table)
 
 
@@ -183,7 +191,7 @@ def _tables(workload: Workload, cluster: Cluster) -> dict[bool, _Times]:
     return {}
 
 
-def _follow(part: Part, order: Order, table: _Times, steps: int = 1) -> tuple[list[dict[NodeId, float]], dict[NodeId, int]]:
+def _follow(part: Part, plan: Plan, table: _Times, steps: int = 1) -> tuple[list[dict[NodeId, float]], dict[NodeId, int]]:
     """Ends by step, and peaks, of the nodes of a part."""
     numbers: dict[NodeId, int] = {}
     known: dict[int, int] = {}
@@ -195,8 +203,8 @@ def _follow(part: Part, order: Order, table: _Times, steps: int = 1) -> tuple[li
             stages = zip(route, table.on(route), strict=True)
             ways.append(tuple([(numbers.setdefault(hop.node, len(numbers)), stage) for hop, stage in stages]))
         taken.append(known[id(route)])
-    shape = (tuple(ways), tuple(taken))
-    ends, peaks = _followed(shape, order, steps)
+    rooms = tuple([plan.room.get(node) for node in numbers]) if plan.room else ()
+    ends, peaks = _followed((tuple(ways), tuple(taken), rooms), plan.order, steps)
     return [dict(zip(numbers, each, strict=True)) for each in ends], dict(zip(numbers, peaks, strict=True))
 
 
@@ -204,7 +212,7 @@ def _path(stops: Stops, table: Mapping[int, Sequence[_Stage]]) -> tuple[LongestP
     """The longest path of a part, and the bytes of activations by stop. ``table``: stages by the ``id`` of a route."""
     columns = stops.by_stop({name: list(zip(*stages, strict=True)) for name, stages in table.items()})
     _, forward, backward, weight, message, active = columns
-    return LongestPath(stops, forward, backward, weight, message), active  # type: ignore[return-value]
+    return LongestPath(stops, forward, backward, weight, message), active
 
 
 def _peaks(schedule: Arranged, active_bytes: Sequence[int], split: bool) -> list[int]:
@@ -270,6 +278,6 @@ def staggered_ends(plan: Plan, workload: Workload, cluster: Cluster, steps: int)
     table = _Times.of(plan, workload, cluster)
     found: list[dict[NodeId, float]] = [{} for _ in range(steps)]
     for part in parts(plan):
-        for ends_s, of_part in zip(found, _follow(part, plan.order, table, steps)[0], strict=True):
+        for ends_s, of_part in zip(found, _follow(part, plan, table, steps)[0], strict=True):
             ends_s.update(of_part)
     return found

@@ -2,10 +2,11 @@
 
 A plain pipeline with fused backward and no extra slots does 1F1B. Everything else gets a list schedule, found by pretending
 to run the plan: whenever a node is free it takes the ready action with the earliest deadline, where the deadline is the
-moment at which 1F1B would have started it in a plain pipeline of that length. Three rules:
+moment at which 1F1B would have started it in a plain pipeline of such hops. Three rules:
 
 1. A node holds the activations of as many micro-batches as 1F1B holds there (one for each hop from here to the end of the
-   route), and ``extra_slots`` more. A forward beyond that waits, and what waits never keeps the node from what is ready.
+   route), and ``extra_slots`` more, each counted by the layers that it computes there; or what ``Plan.room`` says. A forward
+   beyond that waits, and what waits never keeps the node from what is ready.
 2. Weight gradients (split order) come when nothing else can be done.
 3. If nothing runs and only waiting forwards are left, which can happen when routes cross, the one nearest to the end of
    its route starts in spite of rule 1: it can always be finished, so no schedule ends in a deadlock.
@@ -17,6 +18,8 @@ node do not know of each other.
 from __future__ import annotations
 
 import heapq
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -64,15 +67,13 @@ def streams(routes: Sequence[Route]) -> tuple[NodeId, ...]:
     A rerouted micro-batch shares its borrowed hops with others, and its own pipeline's nodes with its own alone, so it
     stays in the stream it started in.
     """
+    by_object = {id(route): route for route in routes}
     visits: dict[NodeId, int] = {}
-    for route in routes:
-        for hop in route:
-            visits[hop.node] = visits.get(hop.node, 0) + 1
-    names: dict[int, NodeId] = {}
-    for route in routes:
-        if id(route) not in names:
-            names[id(route)] = min(route, key=lambda hop: visits[hop.node]).node
-    return tuple(names[id(route)] for route in routes)
+    for name, count in Counter(map(id, routes)).items():
+        for hop in by_object[name]:
+            visits[hop.node] = visits.get(hop.node, 0) + count
+    names = {name: min(route, key=lambda hop: visits[hop.node]).node for name, route in by_object.items()}
+    return tuple([names[name] for name in map(id, routes)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class Stops:
     """By stop: hops from here to the end of the route, this one counted."""
     index: tuple[int, ...]
     """By stop: the position of its hop on the route."""
+    layers: tuple[int, ...]
+    """By stop: how many layers its hop computes."""
 
     @classmethod
     def of(cls, part: Part) -> Stops:
@@ -129,12 +132,14 @@ class Stops:
         nodes = part.nodes
         numbers = {node: number for number, node in enumerate(nodes)}
         visited = {id(route): [numbers[hop.node] for hop in route] for route in part.routes}
+        sizes = {id(route): [hop.end - hop.first for hop in route] for route in part.routes}
         lengths = [len(route) for _, route in routes]
         return cls(
             routes=tuple(routes), nodes=nodes,
             node_of=tuple(chain.from_iterable([visited[id(route)] for _, route in routes])),
             hops_left=tuple(chain.from_iterable([range(length, 0, -1) for length in lengths])),
             index=tuple(chain.from_iterable([range(length) for length in lengths])),
+            layers=tuple(chain.from_iterable([sizes[id(route)] for _, route in routes])),
         )
 
     def seconds(self, costs: Costs) -> list[list[float]]:
@@ -175,56 +180,113 @@ def arranged(part: Part, plan: Plan, workload: Workload | None = None) -> Arrang
     """The list schedule of ``part``."""
     stops, costs = Stops.of(part), Costs.of(plan, workload)
     forward, backward = deadlines(stops, costs)
-    limits = slots(stops, plan.order.extra_slots)
+    limits = limits_of(stops, plan)
     actions = arrange(stops, stops.seconds(costs), forward, backward, limits, split=plan.order.split)
     return Arranged(stops, actions)
 
 
-def slots(stops: Stops, extra_slots: int) -> list[int]:
-    """Rule 1: how many micro-batches each node may hold activations of."""
-    found = [0] * len(stops.nodes)
-    for node, left in set(zip(stops.node_of, stops.hops_left, strict=True)):
-        found[node] = max(found[node], left)
-    return [most + extra_slots for most in found]
+def limits_of(stops: Stops, plan: Plan) -> list[int]:
+    """Rule 1, by node: how many layers' activations it may hold, a micro-batch counting once for each layer of its hop.
+
+    Never less than its largest hop needs.
+    """
+    most, largest = [0] * len(stops.nodes), [0] * len(stops.nodes)
+    for node, left, layers in set(zip(stops.node_of, stops.hops_left, stops.layers, strict=True)):
+        most[node] = max(most[node], left * layers)
+        largest[node] = max(largest[node], layers)
+    return [
+        max(plan.room.get(name, held + plan.order.extra_slots * layers), layers)
+        for name, held, layers in zip(stops.nodes, most, largest, strict=True)
+    ]
+
+
+PACE = 0.8
+"""How fast micro-batches follow each other at least, as a share of what the mean node needs for each."""
+
+SMALL_FIRST = 1e-3
+"""Of what is due at the same time the smaller piece goes first: the part of a period by which a hop of no work is early."""
 
 
 def deadlines(stops: Stops, costs: Costs) -> tuple[list[float], list[float]]:
-    """By stop, when 1F1B with equal stages would begin its F and its B.
+    """By stop, when 1F1B would begin its F and its B if nothing else were done.
 
-    Hop s of p, j-th micro-batch of its stream, f, b, w the mean times of a hop: B begins at p·f + (p-1-s)·b + j·(f+b+w);
-    F at (s+j)·f while the pipeline fills, then right after the B of micro-batch j-(p-s).
+    The j-th micro-batch of a stream, whose slowest hop takes t (F, B and W together), on a hop with F times before it that
+    sum up to f, of all layers to F, and B times behind it that sum up to b: its B begins at F + b + j·t. It is in flight with
+    d others, d being the work from here to the end of the route, there and back, divided by t. While the pipeline fills, its
+    F begins at f + j·F/p, p being the route's length in periods t; then right after the B of micro-batch j-d.
+
+    Where micro-batches go many ways, streams are short and t says little about how fast they follow each other. So t is at
+    most the mean work of a node divided by the micro-batches of the stream, and no micro-batch is ahead of its turn by more
+    than a fifth (``PACE``).
     """
     ranks: dict[NodeId, int] = {}
     forwards: list[float] = []
     backwards: list[float] = []
-    known: dict[int, tuple[float, float, float, list[float]]] = {}
-    """By number of hops: F, B, a period, and the first B of each hop."""
+    known: dict[tuple[int, NodeId], _Cadence] = {}
     routes = [route for _, route in stops.routes]
-    for route, stream in zip(routes, streams(routes), strict=True):
+    names = streams(routes)
+    sizes = Counter(names)
+    mean_s = (costs.forward[-1] + costs.backward[-1] + costs.weight[-1]) * len(routes) / len(stops.nodes)
+    turn_s = PACE * mean_s / len(routes)
+    for turn, (route, stream) in enumerate(zip(routes, names, strict=True)):
         rank = ranks.get(stream, 0)
         ranks[stream] = rank + 1
-        num_hops = len(route)
-        if num_hops not in known:
-            forward_s, backward_s = costs.forward[-1] / num_hops, costs.backward[-1] / num_hops
-            period_s = forward_s + backward_s + costs.weight[-1] / num_hops
-            first_s = [num_hops * forward_s + (num_hops - index - 1) * backward_s for index in range(num_hops)]
-            known[num_hops] = (forward_s, backward_s, period_s, first_s)
-        forward_s, backward_s, period_s, first_s = known[num_hops]
-        backwards += [first + rank * period_s for first in first_s]
-        filling = max(0, num_hops - rank)
-        forwards += [(index + rank) * forward_s for index in range(filling)]
+        cadence = known.get((id(route), stream))
+        if cadence is None:
+            cadence = known[id(route), stream] = _Cadence.of([costs.hop(hop) for hop in route], mean_s / sizes[stream])
+        period_s = cadence.period_s
+        rank = max(rank, int(turn * turn_s / period_s))
+        backwards += [first_s + rank * period_s for first_s in cadence.backward_s]
         forwards += [
-            first + (rank - num_hops + index) * period_s + backward_s for index, first in enumerate(first_s[filling:], filling)
+            filling_s + rank * cadence.filling_s if rank < depth else first_s + rank * period_s
+            for filling_s, depth, first_s in cadence.forward_s
         ]
     return forwards, backwards
+
+
+@dataclass(frozen=True, slots=True)
+class _Cadence:
+    """When a route's first micro-batch is due at its hops, and how fast others follow."""
+
+    period_s: float
+    filling_s: float
+    """Between two F while the pipeline fills."""
+    backward_s: tuple[float, ...]
+    forward_s: tuple[tuple[float, int, float], ...]
+    """By hop: due while the pipeline fills; how many micro-batches do that; due of rank 0 if the pipeline were full."""
+
+    @classmethod
+    def of(cls, hops: Sequence[tuple[float, float, float]], most_s: float) -> _Cadence:
+        """``hops``: seconds of F, B and W. ``most_s``: no period is longer."""
+        work_s = [sum(hop) for hop in hops]
+        slowest_s = max(work_s)
+        period_s = min(slowest_s, most_s) or 1.0
+        before_s = list(accumulate((forward_s for forward_s, _, _ in hops), initial=0.0))
+        behind_s = list(accumulate((backward_s for _, backward_s, _ in reversed(hops)), initial=0.0))[-2::-1]
+        rest_s = list(accumulate(reversed(work_s)))[::-1]
+        early_s = [SMALL_FIRST * (slowest_s - seconds) for seconds in work_s]
+        first_s = [before_s[-1] + behind - early for behind, early in zip(behind_s, early_s, strict=True)]
+        depths = [math.ceil(rest / period_s - 1e-9) for rest in rest_s]
+        return cls(
+            period_s=period_s, filling_s=period_s * before_s[-1] / rest_s[0] if rest_s[0] else 0.0, backward_s=tuple(first_s),
+            forward_s=tuple([
+                (before - early, depth, first - depth * period_s + backward_s)
+                for before, early, depth, first, (_, backward_s, _) in zip(
+                    before_s, early_s, depths, first_s, hops, strict=False,
+                )
+            ]),
+        )
 
 
 def arrange(
     stops: Stops, seconds: Sequence[Sequence[float]], forward_keys: Sequence[float], backward_keys: Sequence[float],
     limits: Sequence[int], *, split: bool,
 ) -> list[int]:
-    """Pretend to run; the actions in the order in which they start. Smaller keys go first; messages take no time."""
-    node_of, hops_left, index = stops.node_of, stops.hops_left, stops.index
+    """Pretend to run; the actions in the order in which they start. Smaller keys go first; messages take no time.
+
+    ``limits`` by node: layers' activations.
+    """
+    node_of, hops_left, index, layers = stops.node_of, stops.hops_left, stops.index, stops.layers
     forward_s, backward_s, weight_s = seconds
     num_nodes, num_stops = len(stops.nodes), len(node_of)
     forwards: list[list[tuple[float, int]]] = [[] for _ in range(num_nodes)]
@@ -246,9 +308,11 @@ def arrange(
             if busy[node]:
                 continue
             ready_f, ready_b = forwards[node], backwards[node]
-            if ready_f and (held[node] < limits[node] or forced) and (not ready_b or ready_f[0] <= ready_b[0]):
+            if ready_f and (not ready_b or ready_f[0] <= ready_b[0]) and (
+                held[node] + layers[ready_f[0][1]] <= limits[node] or forced
+            ):
                 stop = pop(ready_f)[1]
-                held[node] += 1
+                held[node] += layers[stop]
                 started.append(3 * stop)
                 push(running, (now + forward_s[stop], stop))
             elif ready_b:
@@ -295,7 +359,7 @@ def arrange(
             if is_backward and split:
                 push(weights[node], stop)
             else:
-                held[node] -= 1
+                held[node] -= layers[stop]
             if is_backward and index[stop]:
                 stop -= 1
                 push(backwards[node_of[stop]], (backward_keys[stop], stop))
