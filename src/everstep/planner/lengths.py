@@ -217,7 +217,8 @@ class _Knapsack:
         return _NONE if found == _NONE else found + copies * self._dense_cap
 
     def lengths(self, num_nodes: int, least: int) -> tuple[int, ...]:
-        """The pipelines behind ``capacity``, longest first; as few different ones as come by."""
+        """The pipelines behind ``capacity``, longest first: of equals short ones, since every pipeline is a replica more; then as
+        few different ones as come by."""
         inner, copies = self._reduced(num_nodes)
         found = [self._dense] * copies
         count = min(least, self._least)
@@ -228,7 +229,7 @@ class _Knapsack:
                 and self._best[max(0, count - 1)][inner - length] + cap == self._best[count][inner]
             ]
             used = Counter(found)
-            length = max(candidates, key=lambda length: (used[length], length))
+            length = max(candidates, key=lambda length: (used[length], -length))
             found.append(length)
             inner, count = inner - length, max(0, count - 1)
         return tuple(sorted(found, reverse=True))
