@@ -11,21 +11,28 @@ from everstep.decision import Candidate, Decision
 from everstep.plan import Order
 from everstep.planner import objective
 from everstep.planner.cost import is_shared
+from everstep.planner.memory import overfull
 from everstep.planner.policies.pricing import at_risk, layout_words
-from everstep.planner.search import best_priced, why_nothing_fits, with_best_order
+from everstep.planner.policies.standing import with_redundancy
+from everstep.planner.policies.survivors import sturdy_words
+from everstep.planner.search import Priced, best_priced, priced, why_nothing_fits, with_best_order
 from everstep.quantities import NodeId
 from everstep.workload import Workload
 
 Split = Literal["auto", "on", "off"]
 
+STANDING = ("redundant", "bamboo")
+"""Policies that are paid for before anything is lost."""
+
 
 def first_plan(
     nodes: Sequence[NodeId], workload: Workload, cluster: Cluster, config: PlannerConfig, *, idle: int = 0,
-    split: Split = "off", view: int = 1, step: int = 0, redo_steps: float = 0.0, cause: str = "start",
+    split: Split = "off", view: int = 1, step: int = 0, redo_steps: float = 0.0, cause: str = "start", shadows: bool = False,
 ) -> Decision:
     """The best layout of ``nodes``, ``idle`` of them left out as spares, as a decision with what it was compared with.
 
     ``split``: ``auto`` splits backward only where each node has a device of its own and the step is predicted faster.
+    Policies that stand on redundancy start with it, if it fits; ``shadows``: who shadows a hop also computes it.
 
     Raises:
         InfeasibleError: nothing fits; ``rejected`` says for each number of stages why.
@@ -36,10 +43,12 @@ def first_plan(
         raise why_nothing_fits(nodes, workload, cluster, config)
     if split == "auto" and not is_shared(cluster):
         found = [with_best_order(answer, workload, cluster, config) for answer in found]
+    if config.policy in STANDING:
+        found = _with_redundancy(found, workload, cluster, config, shadows) or found
     candidates = [
         Candidate(
             policy="start", plan=answer.plan, way="start", step_s=answer.step_s, peak_bytes=answer.peak_bytes,
-            reason=layout_words(answer.plan),
+            reason=layout_words(answer.plan), note=sturdy_words(answer.plan, workload, cluster, config.tolerate),
             value=objective.value(
                 batch=workload.batch, step_s=answer.step_s, stall_s=0.0, gap_s=config.gap_s,
                 at_risk=at_risk(answer.plan, workload), redo_steps=redo_steps,
@@ -52,3 +61,11 @@ def first_plan(
         cause=cause, view=view, step=step, gap_s=config.gap_s, candidates=objective.explained(candidates, chosen),
         chosen=chosen,
     )
+
+
+def _with_redundancy(
+    found: Sequence[Priced], workload: Workload, cluster: Cluster, config: PlannerConfig, shadows: bool,
+) -> list[Priced]:
+    answers = [priced(with_redundancy(answer.plan, shadows=shadows), workload, cluster) for answer in found]
+    fitting = [each for each in answers if not overfull(each.needed_bytes, cluster, config.worker_memory_bytes)]
+    return sorted(fitting, key=lambda answer: answer.step_s)

@@ -21,12 +21,11 @@ def two_phase(situation: Situation, others: list[Candidate]) -> list[Candidate]:
         return [no_answer("two-phase", "nothing can be had at once")]
     if not moving:
         return [no_answer("two-phase", "nothing is worth moving state for")]
-    now = at_once[objective.choose(at_once)]
-    pairs = [copied_behind(situation, "two-phase", now, later) for later in moving]
+    pairs = [copied_behind(situation, "two-phase", now, later) for now in at_once for later in moving]
     feasible = [pair for pair in pairs if pair.feasible]
     if not feasible:
         return pairs[:1]
     best = feasible[objective.choose(feasible)]
-    if best.value <= now.value:
+    if best.value <= max(candidate.value for candidate in at_once):
         return [no_answer("two-phase", f"{best.reason}: no more samples than without the second phase")]
     return [best]

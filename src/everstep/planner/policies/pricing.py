@@ -17,6 +17,7 @@ from everstep.planner.memory import overfull
 from everstep.planner.moves import moves_for
 from everstep.planner.parts import grouped, holders_by_unit, kinds_of, units_by_layers
 from everstep.planner.policies.situation import Situation
+from everstep.planner.remembered import remembered
 from everstep.planner.search import Priced, priced
 from everstep.quantities import NodeId, human_seconds
 from everstep.transfer import Move
@@ -145,6 +146,7 @@ def _gone_before(situation: Situation, plan: Plan, copied_s: float) -> NodeId | 
     return next((move.source for move in moves if situation.ends.get(move.source, math.inf) < copied_s), None)
 
 
+@remembered(64)
 def at_risk(plan: Plan, workload: Workload) -> float:
     """The share of nodes that hold the only copy of some unit."""
     kinds = kinds_of(plan)

@@ -100,6 +100,15 @@ def with_redundancy(plan: Plan, *, shadows: bool) -> Plan:
     )
 
 
+def is_redundant(plan: Plan) -> bool:
+    """Whether somebody who computes holds more than that takes."""
+    own: dict[NodeId, set[int]] = {}
+    for route in grouped(plan.routes):
+        for hop in route:
+            own.setdefault(hop.node, set()).update(hop.layers)
+    return any(len(plan.placement[node]) > len(layers) for node, layers in own.items() if node in plan.placement)
+
+
 def ring(plan: Plan) -> dict[Route, list[NodeId | None]]:
     """By route and hop, who comes before it in the ring. None: nobody, as in a pipeline of one node that is alone."""
     routes = list(grouped(plan.routes))

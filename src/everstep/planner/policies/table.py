@@ -27,17 +27,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from everstep.decision import Candidate
+from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.baselines.systems import SYSTEMS
 from everstep.planner.policies.behind import two_phase
 from everstep.planner.policies.foresight import choose_with_foresight, until_moved_s
-from everstep.planner.policies.layouts import grow, repartition, restore
+from everstep.planner.policies.layouts import grow, layouts, repartition, restore
 from everstep.planner.policies.pricing import at_risk, no_answer
 from everstep.planner.policies.roles import heal, normalize
 from everstep.planner.policies.routes import keep, over_the_living, reroute, shrink, spare
 from everstep.planner.policies.situation import Situation, is_broken
 from everstep.planner.policies.slow import rebalance
-from everstep.planner.policies.standing import redundant
+from everstep.planner.policies.standing import REBUILT, is_redundant, redundant
 from everstep.planner.policies.survivors import only_sturdy
 from everstep.planner.policies.waiting import wait
 from everstep.quantities import node_number
@@ -89,11 +90,7 @@ def propose(situation: Situation) -> list[Candidate]:
     forced = situation.config.policy
     found = _proposed(situation, forced)
     for without in _without_ending(situation):
-        names = ", ".join(sorted(situation.ends, key=node_number))
-        found += [
-            replace(candidate, reason=" ".join(filter(None, [candidate.reason, f"without {names}"])))
-            for candidate in _proposed(without, forced) if candidate.feasible and candidate.way != "behind"
-        ]
+        found += [candidate for candidate in _proposed(without, forced) if candidate.feasible and candidate.way != "behind"]
     found = only_sturdy(situation, found)
     if forced == "restore" or any(candidate.feasible for candidate in found):
         return found
@@ -102,7 +99,7 @@ def propose(situation: Situation) -> list[Candidate]:
 
 def _proposed(situation: Situation, forced: str) -> list[Candidate]:
     if forced in SYSTEMS:
-        return SYSTEMS[forced].propose(situation)
+        return _labelled(situation, SYSTEMS[forced].propose(situation))
     if not is_broken(situation):
         names = WHEN_WHOLE.get(forced, ())
         kept = [] if forced in ("repartition", "redundant") else keep(situation)
@@ -115,17 +112,36 @@ def _proposed(situation: Situation, forced: str) -> list[Candidate]:
 
 
 def _asked(situation: Situation, name: str, forced: str = "") -> list[Candidate]:
-    """What a policy proposes, once for all who ask. Among all, redundancy is proposed only where something is held once."""
-    if name == "redundant" and forced == "auto" and not _needs_redundancy(situation):
+    """What a policy proposes, once for all who ask."""
+    if name == "redundant" and forced == "auto":
+        return _redundant_beside_others(situation)
+    ask = keep if name == "reroute" and not is_broken(situation) else POLICIES[name]
+    return situation.remembered(("asked", name), lambda: _labelled(situation, ask(situation)))
+
+
+def _redundant_beside_others(situation: Situation) -> list[Candidate]:
+    """Only where something would be held once, or redundancy is there. What ``reroute`` does as well is left to it."""
+    plain = over_the_living(situation)
+    plans = [plain, *(found.plan for found in layouts(situation)[:REBUILT])]
+    at_stake = any(isinstance(plan, Plan) and at_risk(plan, situation.workload) > 0 for plan in plans)
+    if not at_stake and not is_redundant(situation.plan):
         return [no_answer("redundant", "no layer depends on one node alone")]
-    if name == "reroute" and not is_broken(situation):
-        return keep(situation)
-    return situation.remembered(("asked", name), lambda: POLICIES[name](situation))
+    routes = plain.routes if isinstance(plain, Plan) else ()
+    return [
+        candidate for candidate in _asked(situation, "redundant")
+        if candidate.way != "now" or candidate.plan is None or candidate.plan.routes != routes
+    ]
 
 
-def _needs_redundancy(situation: Situation) -> bool:
-    plan = over_the_living(situation)
-    return isinstance(plan, str) or at_risk(plan, situation.workload) > 0
+def _labelled(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
+    """With the names of those whom they do without, though they live."""
+    if not situation.avoided:
+        return candidates
+    names = ", ".join(sorted(situation.avoided, key=node_number))
+    return [
+        replace(candidate, reason=" ".join(filter(None, [candidate.reason, f"without {names}"])))
+        if candidate.feasible else candidate for candidate in candidates
+    ]
 
 
 def _without_ending(situation: Situation) -> list[Situation]:
