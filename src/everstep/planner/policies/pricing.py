@@ -128,7 +128,7 @@ def copied_behind(situation: Situation, policy: str, now: Candidate, later: Cand
     for node, layers in later.plan.placement.items():
         new = units[layers] - units[now.plan.placement[node]]
         needed[node] = needed.get(node, 0) + sum(situation.workload.units[name].held_bytes for name in new)
-    too_much = overfull(needed, situation.cluster, situation.config.worker_memory_bytes)
+    too_much = overfull(needed, situation.cluster, None)  # the limit set for all is on plans; this is for a while
     if too_much:
         return no_answer(policy, f"{reason}: while copying, {too_much}")
     return valued(situation, replace(
