@@ -46,6 +46,8 @@ class _Sum(NamedTuple):
     ring_s: float
     crossing: tuple[tuple[SitePair, float, float], ...] = ()
     """Links between sites that it uses, for how long it needs each to itself, and how long what is sent is then under way."""
+    whole_s: float = 0.0
+    """Not before."""
 
 
 def reduction_groups(plan: Plan, workload: Workload) -> dict[tuple[NodeId, ...], int]:
@@ -85,17 +87,15 @@ def beside_work(
                 whole_s[node, layer] = max(whole_s.get((node, layer), 0.0), end_s)
     nodes = list(plan.placement)
     sorts = [_sort_of(node, plan.placement[node], cluster) for node in nodes]
-    reductions: list[tuple[float, _Sum]] = []
+    sums: list[_Sum] = []
     for name, indices in holders_by_unit([(layers, 1.0) for layers, _, _ in sorts], workload).items():
         unit = workload.units[name]
         if len(indices) > 1:
             ready_s = max(whole_s.get((nodes[index], layer), 0.0) for index in indices for layer in unit.layers)
             num_bytes = unit.gradient_bytes or unit.parameter_bytes
-            reductions.append((ready_s, _sum(indices, num_bytes, sorts, [[node] for node in nodes], cluster)))
+            sums.append(_sum(indices, num_bytes, sorts, [[node] for node in nodes], cluster)._replace(whole_s=ready_s))
     link_free = [0.0] * len(nodes)
-    line_free: dict[SitePair, float] = {}
-    for ready_s, each in sorted(reductions, key=lambda pair: pair[0]):
-        _reduce_one(link_free, line_free, each, max(ready_s, *(link_free[index] for index in each.members)))
+    _reduce(link_free, sorted(sums, key=lambda each: each.whole_s))
     return {node: max(ends_s[node], link_free[index]) for index, node in enumerate(nodes)}
 
 
@@ -197,12 +197,17 @@ def _inner_links(at: Counter[_Place], by_site: Counter[SiteId], cluster: Cluster
 
 def _reduce(ends: list[float], sums: Sequence[_Sum]) -> None:
     """Let members work off ``sums`` in this order; ``ends``: by member when it may begin, then when it is through."""
-    if not any(each.crossing for each in sums):
-        for each in sums:
-            end_s = max(ends[index] for index in each.members) + each.ring_s
-            for index in each.members:
-                ends[index] = end_s
+    if any(each.crossing for each in sums):
+        _reduce_over_lines(ends, sums)
         return
+    for each in sums:
+        end_s = max(each.whole_s, max(ends[index] for index in each.members)) + each.ring_s
+        for index in each.members:
+            ends[index] = end_s
+
+
+def _reduce_over_lines(ends: list[float], sums: Sequence[_Sum]) -> None:
+    """The same where sums share links between sites, which serve who comes first."""
     queues: dict[int, list[int]] = {}
     for number, each in reversed(list(enumerate(sums))):
         for index in each.members:
@@ -215,22 +220,19 @@ def _reduce(ends: list[float], sums: Sequence[_Sum]) -> None:
             number = queues[index].pop()
             absent[number] -= 1
             if not absent[number]:
-                heapq.heappush(ready, (max(ends[member] for member in sums[number].members), number))
+                begin_s = max(sums[number].whole_s, max(ends[member] for member in sums[number].members))
+                heapq.heappush(ready, (begin_s, number))
 
     for index in queues:
         next_of(index)
     line_free: dict[SitePair, float] = {}
     while ready:
-        ready_s, number = heapq.heappop(ready)
-        _reduce_one(ends, line_free, sums[number], ready_s)
-        for index in sums[number].members:
+        begin_s, number = heapq.heappop(ready)
+        each = sums[number]
+        end_s = begin_s + each.ring_s
+        for pair, seconds, under_way_s in each.crossing:
+            line_free[pair] = max(line_free.get(pair, 0.0), begin_s) + seconds
+            end_s = max(end_s, line_free[pair] + under_way_s)
+        for index in each.members:
+            ends[index] = end_s
             next_of(index)
-
-
-def _reduce_one(ends: list[float], line_free: dict[SitePair, float], each: _Sum, ready_s: float) -> None:
-    end_s = ready_s + each.ring_s
-    for pair, seconds, under_way_s in each.crossing:
-        line_free[pair] = max(line_free.get(pair, 0.0), ready_s) + seconds
-        end_s = max(end_s, line_free[pair] + under_way_s)
-    for index in each.members:
-        ends[index] = end_s

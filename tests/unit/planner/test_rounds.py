@@ -1,4 +1,4 @@
-"""Reductions that share no node go on at the same time, in one order for all nodes, and as soon as the best order would allow."""
+"""Reductions that share no node go on at the same time, in one order for all nodes, about as soon as can be."""
 
 from __future__ import annotations
 
