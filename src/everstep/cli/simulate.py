@@ -145,10 +145,10 @@ def _planned(
     knows_gap: bool | None,
 ) -> tuple[list[Player[Any]], list[Player[Any]]]:
     """The planner plays ``names``, and the single policies."""
-    from everstep.simulator.study.roster import SINGLES, ground_of, seated
+    from everstep.simulator.study.roster import SINGLES, table_of
 
-    grounds = {each: ground_of(hardware, workload, num_stages, each, move_s) for each in dict.fromkeys(("fused", family))}
-    return [*seated(names, grounds, family, knows_gap)], [*seated(SINGLES, grounds, family, knows_gap)]
+    table = table_of(hardware, workload, num_stages, move_s)
+    return [*table.seated(names, family, knows_gap)], [*table.seated(SINGLES, family, knows_gap)]
 
 
 def _by_forms(

@@ -30,6 +30,7 @@ from everstep.planner.moves import moves_for
 from everstep.planner.parts import units_by_layers
 from everstep.planner.policies.situation import CheckpointInfo
 from everstep.planner.policies.situation import Situation as Asked
+from everstep.planner.policies.standing import with_redundancy
 from everstep.planner.policies.table import decide
 from everstep.planner.search import best_priced, interleaved, priced
 from everstep.quantities import NodeId, UnitName
@@ -178,6 +179,8 @@ class Planned:
     knows_gap: bool = False
     """Told the true mean gap; otherwise it estimates it from its own history."""
     is_free: bool = False
+    is_redundant: bool = False
+    """Begins with everything held twice. Who shadows somebody computes."""
     rethinks: bool = False
     loses_work: bool = False
     ways: frozenset[PlannedWay] = ALL_WAYS
@@ -193,6 +196,8 @@ class Planned:
         plan = self.ground.grid(used) if self.starts_on_grid else self.ground.fastest(used)
         if plan is None:
             return None
+        if self.is_redundant:
+            plan = with_redundancy(plan, shadows=True)
         placement = {**plan.placement, **{NodeId(node): () for node in idle}}
         return self.ground.running(replace(plan, placement=placement))
 
@@ -244,6 +249,7 @@ class Planned:
             gap_s=situation.gap_s if self.knows_gap else situation.seen_gap_s,
             config=replace(self.ground.config, policy=self.policy), residuals=_residuals(seen),
             redo_steps=situation.costs.checkpoint_every_s / 2 / step_s, switch_s=situation.costs.exposed_s, ways=self.ways,
+            shadows=True,
         )
 
     def _option(self, taken: Candidate, asked: Asked, situation: Situation[Running]) -> Option[Running]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.cluster import Cluster, Link, Node
+from everstep.config import PlannerConfig
 from everstep.config import Policy as PolicyName
 from everstep.errors import InfeasibleError
 from everstep.plan import Order
@@ -19,7 +20,7 @@ from everstep.planner.search import priced
 from everstep.quantities import NodeId, UnitName
 from everstep.simulator.study.planned import Ground, Planned, slower
 from everstep.simulator.study.player import Costs
-from everstep.simulator.study.times import Family, equal_layers
+from everstep.simulator.study.times import FAMILIES, Family, equal_layers
 from everstep.workload import LayerCost, Unit, Workload
 
 
@@ -33,11 +34,12 @@ def order_of(family: Family, num_stages: int) -> Order:
 
 def equal_ground(
     family: Family, costs: Costs, *, micro_batches: int = 8, num_pipelines: int = 8, num_stages: int = 4, num_layers: int = 32,
+    copies: int = 1,
 ) -> Ground:
     """The job of the studies; ``micro_batches`` of each pipeline.
 
-    No node may hold more state than one of the grid; activations weigh nothing, so slots cost nothing. A stage is loaded from
-    a checkpoint in ``costs.restore_s``.
+    Under no plan does a node hold more state than one of the grid (``copies`` 1), but while state is copied behind training it
+    may; activations weigh nothing, so slots cost nothing. A stage is loaded from a checkpoint in ``costs.restore_s``.
     """
     job = equal_layers(
         num_layers=num_layers, num_pipelines=num_pipelines, num_stages=num_stages, micro_batches=micro_batches,
@@ -63,9 +65,8 @@ def equal_ground(
     ground = Ground(workload, Cluster(nodes=nodes, link=link), num_stages, order_of(family, num_stages))
     grid = ground.grid(list(nodes))
     assert grid is not None, "as many nodes as the grid has places"
-    cap_bytes = priced(grid, workload, ground.cluster).peak_bytes
-    capped = {name: replace(node, memory_bytes=cap_bytes) for name, node in nodes.items()}
-    return replace(ground, cluster=replace(ground.cluster, nodes=capped))
+    fullest_bytes = priced(grid, workload, ground.cluster).peak_bytes
+    return replace(ground, config=PlannerConfig(worker_memory_bytes=copies * fullest_bytes))
 
 
 def ground_of(cluster: Cluster, workload: Workload, num_stages: int, family: Family, move_s: float | None = None) -> Ground:
@@ -128,45 +129,92 @@ class Seat:
     """How a name plays: by which policy of the planner, what it begins as, and what it is told."""
 
     policy: PolicyName
-    starts_on_grid: bool = False
+    starts_on_grid: bool = True
+    """Else on the fastest layout, if the grid is not as fast."""
     reserve: int = 0
     knows_gap: bool = False
     is_free: bool = False
     fused: bool = False
     """Schedules as published, whatever the others have."""
+    is_redundant: bool = False
+    """Begins with everything held twice, and needs the memory for it."""
 
 
 SEATS: Mapping[str, Seat] = {
-    "auto": Seat(policy="auto"),
-    "reroute": Seat(policy="reroute", starts_on_grid=True),
-    "normalize": Seat(policy="normalize", starts_on_grid=True),
-    "repartition": Seat(policy="repartition"),
-    "shrink": Seat(policy="shrink", starts_on_grid=True),
-    "spare": Seat(policy="spare", starts_on_grid=True, reserve=4),
-    "heal": Seat(policy="heal", starts_on_grid=True),
-    "grow": Seat(policy="grow", starts_on_grid=True),
-    "restore": Seat(policy="restore"),
-    "free": Seat(policy="auto", is_free=True),
+    "auto": Seat(policy="auto", starts_on_grid=False),
+    "reroute": Seat(policy="reroute"),
+    "normalize": Seat(policy="normalize"),
+    "heal": Seat(policy="heal"),
+    "grow": Seat(policy="grow"),
+    "rebalance": Seat(policy="rebalance"),
+    "repartition": Seat(policy="repartition", starts_on_grid=False),
+    "two-phase": Seat(policy="two-phase", starts_on_grid=False),
+    "shrink": Seat(policy="shrink"),
+    "spare": Seat(policy="spare", reserve=4),
+    "redundant": Seat(policy="redundant", is_redundant=True),
+    "restore": Seat(policy="restore", starts_on_grid=False),
+    "oobleck": Seat(policy="oobleck", starts_on_grid=False),
+    "recycle": Seat(policy="recycle", knows_gap=True),
+    "plain-reroute": Seat(policy="plain-reroute"),
+    "chameleon": Seat(policy="chameleon", starts_on_grid=False, knows_gap=True),
+    "torchft": Seat(policy="torchft"),
+    "parcae": Seat(policy="parcae", knows_gap=True),
+    "bamboo": Seat(policy="bamboo", fused=True, is_redundant=True, knows_gap=True),
+    "varuna": Seat(policy="varuna", fused=True),
+    "free": Seat(policy="auto", starts_on_grid=False, is_free=True),
+    "oobleck-published": Seat(policy="oobleck", starts_on_grid=False, fused=True),
+    "reroute-published": Seat(policy="plain-reroute", fused=True),
+    "chameleon-published": Seat(policy="chameleon", starts_on_grid=False, knows_gap=True, fused=True),
 }
 
-SINGLES = ("reroute", "normalize", "repartition", "shrink", "spare", "restore")
+SINGLES = (
+    "reroute", "normalize", "heal", "grow", "rebalance", "repartition", "two-phase", "shrink", "spare", "redundant", "restore",
+)
 """What ``auto`` chooses among, each alone: regret is against the best of them in hindsight."""
 
 
-def seated(
-    names: Sequence[str], grounds: Mapping[Family, Ground], family: Family, knows_gap: bool | None = None,
-) -> list[Planned]:
-    """Players by name; ``knows_gap`` None: each as it is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Grounds by family, and those on which everything may be held twice."""
+
+    plain: Mapping[Family, Ground]
+    twice: Mapping[Family, Ground]
+
+    def seated(self, names: Sequence[str], family: Family, knows_gap: bool | None = None) -> list[Planned]:
+        """Players by name; ``knows_gap`` None: each as it is.
+
+        Raises:
+            KeyError: no such player.
+        """
+        found = []
+        for name in names:
+            seat = SEATS[name]
+            grounds = self.twice if seat.is_redundant else self.plain
+            found.append(Planned(
+                name=name, policy=seat.policy, ground=grounds["fused" if seat.fused else family],
+                starts_on_grid=seat.starts_on_grid, reserve=seat.reserve, is_free=seat.is_free,
+                is_redundant=seat.is_redundant, knows_gap=seat.knows_gap if knows_gap is None else knows_gap,
+            ))
+        return found
+
+
+def equal_table(costs: Costs, *, micro_batches: int = 8, num_pipelines: int = 8, num_layers: int = 32) -> Table:
+    """The job of the studies in every family."""
+    plain, twice = (
+        {
+            family: equal_ground(
+                family, costs, micro_batches=micro_batches, num_pipelines=num_pipelines, num_layers=num_layers, copies=copies,
+            ) for family in FAMILIES
+        } for copies in (1, 2)
+    )
+    return Table(plain=plain, twice=twice)
+
+
+def table_of(cluster: Cluster, workload: Workload, num_stages: int, move_s: float | None = None) -> Table:
+    """A cluster and a workload as they are.
 
     Raises:
-        KeyError: no such player.
+        InfeasibleError: the grid does not fit.
     """
-    found = []
-    for name in names:
-        seat = SEATS[name]
-        found.append(Planned(
-            name=name, policy=seat.policy, ground=grounds["fused" if seat.fused else family],
-            starts_on_grid=seat.starts_on_grid, reserve=seat.reserve, is_free=seat.is_free,
-            knows_gap=seat.knows_gap if knows_gap is None else knows_gap,
-        ))
-    return found
+    grounds = {family: ground_of(cluster, workload, num_stages, family, move_s) for family in FAMILIES}
+    return Table(plain=grounds, twice=grounds)
