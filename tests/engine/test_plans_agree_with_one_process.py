@@ -13,9 +13,11 @@ import torch
 
 from everstep.engine.executor import Executor, JobSpec
 from everstep.engine.model import facts_of
+from everstep.engine.reduce import Reduction
 from everstep.engine.samples import Samples
 from everstep.errors import EngineError
 from everstep.plan import Hop, Order, Plan
+from everstep.planner.rounds import in_rounds
 from everstep.protocol.commit import mean_loss
 from everstep.quantities import NodeId
 from tests.engine.cluster import Cluster, one_layer_at_a_time
@@ -45,6 +47,8 @@ B = hops(("n2", 0, 3), ("n3", 3, 6))
 LONG = hops(("n0", 0, 1), ("n1", 1, 3), ("n2", 3, 5), ("n3", 5, 6))
 SHORT = hops(("n4", 0, 4), ("n5", 4, 6))
 REROUTED = hops(("n0", 0, 3), ("n3", 3, 6))
+EVEN = hops(("n0", 0, 2), ("n1", 2, 4), ("n2", 4, 6))
+ODD = hops(("n3", 0, 1), ("n4", 1, 3), ("n5", 3, 5), ("n6", 5, 6))
 PIECES = hops(("n0", 0, 1), ("n4", 1, 4), ("n5", 4, 6))
 
 PLANS = {
@@ -53,6 +57,7 @@ PLANS = {
     "two even pipelines": plan_of(A, B, A, B),
     "uneven shares": plan_of(A, A, A, B),
     "uneven pipelines and a spare": plan_of(LONG, SHORT, SHORT, LONG, spares=("n6",)),
+    "cut in different places": plan_of(EVEN, ODD, ODD, EVEN),
     "rerouted to a peer": plan_of(A, REROUTED, B, A),
     "rerouted in pieces": plan_of(LONG, PIECES, SHORT, LONG),
     "a holder without micro-batches": Plan(
@@ -157,3 +162,26 @@ def test_with_sums_in_float64_every_plan_gives_the_same_bits_in_float32() -> Non
         found.append({key: next(iter(copies.values())) for key, copies in cluster.tensors().items()})
     for other in found[1:]:
         assert all(torch.equal(tensor, other[key]) for key, tensor in found[0].items())
+
+
+def test_all_nodes_reduce_their_groups_in_one_order_by_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, made = spec_of()
+    plan = PLANS["cut in different places"]
+    cluster = Cluster(plan, made, spec, adamw)
+    finished: dict[NodeId, list[tuple[NodeId, ...]]] = {node: [] for node in plan.nodes}
+    plain = Reduction.finish
+
+    def noted(self: Reduction, target: Any) -> Any:
+        finished[self._node].append(self._group)
+        return plain(self, target)
+
+    monkeypatch.setattr(Reduction, "finish", noted)
+    cluster.step(0)
+    groups = {
+        tuple(node for node in plan.nodes if index in plan.placement[node]): spec.facts.units[unit].parameter_bytes
+        for index, unit in enumerate(spec.facts.units)
+    }
+    order = in_rounds(groups)
+    assert order != list(groups), "by layers they would wait for each other"
+    for node, seen in finished.items():
+        assert seen == [group for group in order if node in group]

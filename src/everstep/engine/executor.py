@@ -17,7 +17,7 @@ from torch import Tensor
 
 from everstep.config import EngineConfig
 from everstep.engine.links import Key, Mailbox, Parcel, Post
-from everstep.engine.model import ModelFacts
+from everstep.engine.model import ModelFacts, UnitFacts
 from everstep.engine.reduce import Pairs, Reduction, Where
 from everstep.engine.samples import Samples, inputs_of
 from everstep.engine.stage import Loss, Stage
@@ -25,6 +25,7 @@ from everstep.engine.state import HeldState
 from everstep.engine.values import take_apart
 from everstep.errors import EngineError, UserCodeError
 from everstep.plan import Plan
+from everstep.planner.rounds import in_rounds
 from everstep.protocol.commit import Committed as ExchangeDone
 from everstep.protocol.commit import Exchange, Send, clip_factor, count, mean_loss
 from everstep.protocol.messages import Prepared, Union, UnitSums
@@ -34,6 +35,10 @@ from everstep.schedule import Kind, Order, for_micro_batches
 from everstep.view import View
 
 PHASES = ("forward", "backward", "reduce", "vote", "apply")
+
+
+def _holders(facts: UnitFacts, plan: Plan) -> tuple[NodeId, ...]:
+    return tuple(node for node in plan.nodes if set(facts.layers).intersection(plan.placement[node]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,7 @@ class Executor:
         self._mailbox, self._post, self._ledger, self._instants = mailbox, post, ledger, instants
         self._plan: Plan | None = None
         self._order: Order = ()
+        self._turns: dict[tuple[NodeId, ...], int] = {}
         self.view = View(0, ())
         self.current: Attempt | None = None
         self._flags: frozenset[str] = frozenset()
@@ -97,6 +103,7 @@ class Executor:
     def follow(self, plan: Plan, order: Order, view: View) -> None:
         """Work under ``plan`` from the next attempt on."""
         self._plan, self._order, self.view = plan, order, view
+        self._turns = self._turns_of(plan)
 
     def raise_flag(self, flag: str) -> None:
         """Put ``flag`` into the prepared records from now on, until a union has it. May be called from another thread."""
@@ -195,16 +202,24 @@ class Executor:
 
     # Reduction
 
+    def _turns_of(self, plan: Plan) -> dict[tuple[NodeId, ...], int]:
+        """When each group reduces: one order for all nodes, in which groups that share no node need not wait."""
+        sizes: dict[tuple[NodeId, ...], int] = {}
+        for facts in self._spec.facts.units.values():
+            holders = _holders(facts, plan)
+            if len(holders) > 1:
+                sizes[holders] = sizes.get(holders, 0) + facts.parameter_bytes
+        return {group: turn for turn, group in enumerate(in_rounds(sizes))}
+
     def _groups(self, plan: Plan) -> dict[tuple[tuple[NodeId, ...], str], list[UnitName]]:
-        """Buckets: units that train, by their holders and the dtype of their sums."""
+        """Buckets: units that train, by their holders and the dtype of their sums, in the order in which they reduce."""
         buckets: dict[tuple[tuple[NodeId, ...], str], list[UnitName]] = {}
         for name, facts in self._spec.facts.units.items():
             unit = self.held.units.get(name)
             if unit is None or not unit.trained:
                 continue
-            holders = tuple(n for n in plan.nodes if set(facts.layers).intersection(plan.placement[n]))
-            buckets.setdefault((holders, str(unit.flat.dtype)), []).append(name)
-        return buckets
+            buckets.setdefault((_holders(facts, plan), str(unit.flat.dtype)), []).append(name)
+        return dict(sorted(buckets.items(), key=lambda bucket: self._turns.get(bucket[0][0], -1)))
 
     def _reduce(self, plan: Plan, current: Attempt, num_micro_batches: int) -> None:
         where = Where(current.view, current.step, current.attempt)
