@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from everstep.decision import Candidate
-from everstep.plan import Plan
+from everstep.plan import Plan, Route
 from everstep.planner import objective
-from everstep.planner.parts import grouped
+from everstep.planner.parts import distinct
 from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.routes import over_the_living, rerouted, with_slots
-from everstep.planner.policies.situation import Situation, available, hop_work_s
+from everstep.planner.policies.situation import Situation, available, route_work_s
 from everstep.planner.schedules import streams
 from everstep.quantities import NodeId, node_number
 
@@ -77,9 +77,10 @@ def _loads_of(situation: Situation) -> tuple[Plan, dict[NodeId, float]] | str:
     if isinstance(plan, str):
         return plan
     load_s = dict.fromkeys(situation.nodes, 0.0)
-    for route, members in grouped(plan.routes).items():
-        for hop in route:
-            load_s[hop.node] += len(members) * hop_work_s(situation, hop)
+    found = distinct(plan.routes)
+    for route, members in zip(found.routes, found.micro_batches, strict=True):
+        for hop, hop_s in zip(route, route_work_s(situation, route), strict=True):
+            load_s[hop.node] += len(members) * hop_s
     return plan, load_s
 
 
@@ -98,16 +99,28 @@ def _mean(nodes: Sequence[NodeId], load_s: Mapping[NodeId, float]) -> float:
 def with_roles(situation: Situation, policy: str, roles: Mapping[NodeId, tuple[int, ...]]) -> Candidate:
     """Nodes hold other layers than before, and what peers do for others is shared out anew."""
     can = dict(available(situation)) | {node: frozenset(layers) for node, layers in roles.items()}
-    routes = situation.plan.routes
-    names = streams(routes)
-    visits = Counter((hop.node, name) for route, name in zip(routes, names, strict=True) for hop in route)
-    home: dict[NodeId, NodeId] = {}
-    for (node, name), _ in visits.most_common():
-        home.setdefault(node, name)
-    at_home = tuple(
-        tuple([hop for hop in route if home[hop.node] == name]) for route, name in zip(routes, names, strict=True)
-    )
-    plan = rerouted(situation, replace(situation.plan, routes=at_home), can)
+    plan = rerouted(situation, replace(situation.plan, routes=at_home(situation.plan.routes)), can)
     if isinstance(plan, str):
         return no_answer(policy, plan)
     return candidate_of(situation, policy, with_slots(situation, plan), "blocking")
+
+
+def at_home(routes: tuple[Route, ...]) -> tuple[Route, ...]:
+    """``routes`` without the hops at which nodes help in others' streams."""
+    stream = dict(zip(map(id, routes), streams(routes), strict=True))
+    by_object = {id(route): route for route in routes}
+    visits: dict[tuple[NodeId, NodeId], int] = {}
+    for name, count in Counter(map(id, routes)).items():
+        for hop in by_object[name]:
+            pair = (hop.node, stream[name])
+            visits[pair] = visits.get(pair, 0) + count
+    most: dict[NodeId, int] = {}
+    home: dict[NodeId, NodeId] = {}
+    for (node, there), count in visits.items():
+        if count > most.get(node, 0):
+            most[node], home[node] = count, there
+    left: dict[int, Route] = {}
+    for name, route in by_object.items():
+        hops = tuple([hop for hop in route if home[hop.node] == stream[name]])
+        left[name] = route if len(hops) == len(route) else hops
+    return tuple([left[name] for name in map(id, routes)])

@@ -6,15 +6,15 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, cycle
 
 from everstep.decision import Candidate
 from everstep.plan import Hop, Plan
 from everstep.planner.cost import is_shared
 from everstep.planner.memory import needed_bytes, overfull
-from everstep.planner.parts import grouped
+from everstep.planner.parts import alike, grouped
 from everstep.planner.policies.pricing import candidate_of, no_answer
-from everstep.planner.policies.situation import Situation, available, hop_work_s, passes, pipelines_of
+from everstep.planner.policies.situation import Situation, available, pipelines_of, route_work_s, whole_routes
 from everstep.planner.reroute import Router
 from everstep.planner.search import assign
 from everstep.quantities import NodeId, node_number
@@ -48,13 +48,21 @@ def with_slots(situation: Situation, plan: Plan) -> Plan:
 def _has_room(situation: Situation, plan: Plan, extra_slots: int) -> bool:
     """Whether every node can hold as many activations as so many slots allow, whether it would use them or not."""
     active = list(accumulate((layer.activation_bytes for layer in situation.workload.layers), initial=0))
-    slots: dict[NodeId, int] = {}
-    largest: dict[NodeId, int] = {}
-    for route in grouped(plan.routes):
-        for index, hop in enumerate(route):
-            slots[hop.node] = max(slots.get(hop.node, 0), len(route) - index)
-            largest[hop.node] = max(largest.get(hop.node, 0), active[hop.end] - active[hop.first])
-    held = {node: (count + extra_slots) * largest[node] for node, count in slots.items()}
+    plain, others = alike(plan.routes)
+    held: dict[NodeId, int] = {}
+    for shape in plain:
+        route = shape.routes[0]
+        sizes = [active[hop.end] - active[hop.first] for hop in route]
+        needed = [(len(route) - index + extra_slots) * size for index, size in enumerate(sizes)]
+        held.update(zip(shape.nodes, cycle(needed), strict=False))
+    for part in others:
+        slots: dict[NodeId, int] = {}
+        largest: dict[NodeId, int] = {}
+        for route in part.routes:
+            for index, hop in enumerate(route):
+                slots[hop.node] = max(slots.get(hop.node, 0), len(route) - index)
+                largest[hop.node] = max(largest.get(hop.node, 0), active[hop.end] - active[hop.first])
+        held.update({node: (count + extra_slots) * largest[node] for node, count in slots.items()})
     return not overfull(
         needed_bytes(plan, situation.workload, held), situation.cluster, situation.config.worker_memory_bytes,
     )
@@ -81,8 +89,10 @@ def spare(situation: Situation) -> list[Candidate]:
     """Idle nodes take the places of those who are gone, the busiest places first."""
     plan = situation.plan
     busy: Counter[NodeId] = Counter()
-    for route, members in pipelines_of(situation).items():
-        busy.update({hop.node: len(members) for hop in route})
+    pipelines = pipelines_of(situation)
+    for route, members in zip(pipelines.routes, pipelines.micro_batches, strict=True):
+        for hop in route:
+            busy[hop.node] += len(members)
     gone = [node for node in busy if node not in situation.cluster.nodes]
     empty = sorted(gone, key=lambda node: (-busy[node], node_number(node)))
     idle = [node for node in situation.usable if node not in busy]
@@ -121,22 +131,25 @@ def shrink(situation: Situation) -> list[Candidate]:
     """Whole pipelines take the micro-batches of the broken ones, each next one where the busiest node has least to do."""
     can = available(situation)
     pipelines = pipelines_of(situation)
-    whole = [route for route in pipelines if passes(route, can)]
-    if not whole:
+    passing = whole_routes(situation)
+    if not passing:
         return [no_answer("shrink", "no pipeline is whole")]
-    work_s = [[hop_work_s(situation, hop) for hop in route] for route in whole]
-    load_s = dict.fromkeys((hop.node for route in whole for hop in route), 0.0)
+    whole = [pipelines.routes[index] for index in passing]
+    work_s = [route_work_s(situation, route) for route in whole]
+    load_s = dict.fromkeys([hop.node for route in whole for hop in route], 0.0)
 
     def busiest_s(index: int) -> float:
-        return max(load_s[hop.node] + seconds for hop, seconds in zip(whole[index], work_s[index], strict=True))
+        return max([load_s[hop.node] + seconds for hop, seconds in zip(whole[index], work_s[index], strict=True)])
 
-    for route, seconds in zip(whole, work_s, strict=True):
+    for index, route, seconds in zip(passing, whole, work_s, strict=True):
+        count = len(pipelines.micro_batches[index])
         for hop, hop_s in zip(route, seconds, strict=True):
-            load_s[hop.node] += len(pipelines[route]) * hop_s
+            load_s[hop.node] += count * hop_s
     heap = [(busiest_s(index), index) for index in range(len(whole))]
     heapq.heapify(heap)
     routes = list(situation.plan.routes)
-    broken = sorted(m for route in pipelines.keys() - set(whole) for m in pipelines[route])
+    gone = set(range(len(pipelines.routes))).difference(passing)
+    broken = sorted(m for index in gone for m in pipelines.micro_batches[index])
     for micro_batch in broken:
         while (now_s := busiest_s(heap[0][1])) > heap[0][0]:  # another route visits one of its nodes
             heapq.heapreplace(heap, (now_s, heap[0][1]))

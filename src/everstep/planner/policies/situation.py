@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar, cast
@@ -15,7 +14,7 @@ from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner.calibrate import Residuals
 from everstep.planner.cost import SWITCH_S
 from everstep.planner.objective import Curve, Exponential, Gap
-from everstep.planner.parts import grouped
+from everstep.planner.parts import Grouped, Held, alike, distinct
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.workload import Workload
 
@@ -109,7 +108,8 @@ def available(situation: Situation) -> Mapping[NodeId, frozenset[int]]:
 
 
 def _available(situation: Situation) -> dict[NodeId, frozenset[int]]:
-    needs = [situation.workload.units_of({layer}) for layer in range(situation.plan.num_layers)]
+    units = Held.of(situation.workload)
+    needs = [units.units((layer,)) for layer in range(situation.plan.num_layers)]
     usable = {
         held: frozenset(layer for layer, units in enumerate(needs) if units <= held) for held in set(situation.holds.values())
     }
@@ -119,7 +119,14 @@ def _available(situation: Situation) -> dict[NodeId, frozenset[int]]:
         node: usable[situation.holds.get(node, frozenset())] if node in usable_nodes else frozenset[int]()
         for node in situation.nodes
     }
-    placed = {node: can[node].intersection(situation.plan.placement.get(node, ())) for node in situation.nodes}
+    common: dict[tuple[frozenset[int], tuple[int, ...]], frozenset[int]] = {}
+    """Few different things are held by many nodes."""
+    placed: dict[NodeId, frozenset[int]] = {}
+    for node in situation.nodes:
+        pair = (can[node], situation.plan.placement.get(node, ()))
+        if pair not in common:
+            common[pair] = pair[0].intersection(pair[1])
+        placed[node] = common[pair]
     covered = frozenset[int]().union(*set(placed.values()))
     if len(covered) == situation.plan.num_layers:
         return placed
@@ -128,30 +135,44 @@ def _available(situation: Situation) -> dict[NodeId, frozenset[int]]:
 
 def is_broken(situation: Situation) -> bool:
     """Whether some micro-batch's route meets a node that is gone or has lost its state."""
-    can = available(situation)
-    return any(not passes(route, can) for route in pipelines_of(situation))
+    return len(whole_routes(situation)) < len(pipelines_of(situation).routes)
 
 
-def pipelines_of(situation: Situation) -> Mapping[Route, Sequence[int]]:
+def pipelines_of(situation: Situation) -> Grouped:
     """Distinct routes of the plan before, and their micro-batches."""
-    return situation.remembered("pipelines", lambda: grouped(situation.plan.routes))
+    return distinct(situation.plan.routes)
+
+
+def whole_routes(situation: Situation) -> tuple[int, ...]:
+    """Those of ``pipelines_of`` that meet nobody who is gone or has lost state, as indices."""
+    return situation.remembered("whole", lambda: _whole_routes(situation))
+
+
+def _whole_routes(situation: Situation) -> tuple[int, ...]:
+    can = available(situation)
+    nothing = frozenset[int]()
+    known: dict[tuple[frozenset[int], int, int], bool] = {}
+
+    def passes(hop: Hop) -> bool:
+        key = (can.get(hop.node, nothing), hop.first, hop.end)
+        if key not in known:
+            known[key] = key[0].issuperset(hop.layers)
+        return known[key]
+
+    return tuple([index for index, route in enumerate(pipelines_of(situation).routes) if all(map(passes, route))])
 
 
 def intact(situation: Situation) -> tuple[Route, ...]:
     """Pipelines that are whole and that no rerouted micro-batch visits: they may stay as they are."""
-    can = available(situation)
-    visits = Counter(hop.node for route in pipelines_of(situation) for hop in route)
-    return tuple(
-        route for route in pipelines_of(situation)
-        if passes(route, can) and all(visits[hop.node] == 1 for hop in route)
-    )
+    whole = {id(pipelines_of(situation).routes[index]) for index in whole_routes(situation)}
+    plain, _ = alike(situation.plan.routes)
+    order = pipelines_of(situation).number
+    found = [route for shape in plain for route in shape.routes if id(route) in whole]
+    return tuple(sorted(found, key=lambda route: order[id(route)]))
 
 
-def passes(route: Route, can: Mapping[NodeId, frozenset[int]]) -> bool:
-    return all(can.get(hop.node, frozenset()).issuperset(hop.layers) for hop in route)
-
-
-def hop_work_s(situation: Situation, hop: Hop) -> float:
-    """Seconds that one micro-batch takes on ``hop``, there and back."""
+def route_work_s(situation: Situation, route: Route) -> list[float]:
+    """By hop, the seconds that one micro-batch takes there, forward and back."""
     until = situation.remembered("work", lambda: list(accumulate((x.total_s for x in situation.workload.layers), initial=0.0)))
-    return (until[hop.end] - until[hop.first]) / situation.cluster.nodes[hop.node].speed
+    nodes = situation.cluster.nodes
+    return [(until[hop.end] - until[hop.first]) / nodes[hop.node].speed for hop in route]
