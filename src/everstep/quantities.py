@@ -19,7 +19,9 @@ SiteId = NewType("SiteId", str)
 UnitName = NewType("UnitName", str)
 """A piece of state that moves: a layer's own parameters and buffers, or a tie group."""
 
-_SUFFIXES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SUFFIXES = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -73,10 +75,11 @@ def parse_seconds(text: str | int | float) -> float:
     return float(found[1]) * _SECONDS[found[2] or "s"]
 
 
-def human_bytes(count: float) -> str:
-    """``24.0 MB``: three digits a person reads."""
+def human_bytes(count: float, *, up: bool = False) -> str:
+    """``24.0 MB``: three digits a person reads. ``up``: never less than there are, for what has to be enough."""
     for suffix in ("B", "KB", "MB", "GB", "TB"):
         if abs(count) < 1000 or suffix == "TB":
+            count = math.ceil(count * 10) / 10 if up else count
             return f"{count:.0f} {suffix}" if suffix == "B" else f"{count:.1f} {suffix}"
         count /= 1000
     raise AssertionError("unreachable")

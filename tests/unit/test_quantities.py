@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from tests.untimed import UNTIMED
 
 @pytest.mark.parametrize(("text", "count"), [
     ("24MB", 24_000_000), ("2GiB", 2**31), ("1.5 KiB", 1536), (" 7 ", 7), ("0B", 0), (12, 12), (2.0, 2), ("0.1KB", 100),
+    ("2TB", 2 * 10**12), ("1TiB", 2**40),
 ])
 def test_sizes_are_read(text: str | int | float, count: int) -> None:
     assert parse_bytes(text) == count
@@ -86,3 +88,20 @@ def test_bytes_are_said(count: float, text: str) -> None:
 ])
 def test_seconds_are_said(duration_s: float, text: str) -> None:
     assert human_seconds(duration_s) == text
+
+
+def test_bytes_that_have_to_be_enough_are_rounded_up() -> None:
+    assert human_bytes(2_140_000_000, up=True) == "2.2 GB"
+    assert human_bytes(2_100_000_000, up=True) == "2.1 GB"
+
+
+@given(st.integers(0, 10**15))
+@UNTIMED
+def test_what_is_rounded_up_is_enough(count: int) -> None:
+    assert parse_bytes(human_bytes(count, up=True)) >= count
+
+
+@pytest.mark.parametrize(("parse", "said"), [(parse_bytes, "bytes cannot be endless: 9999"), (parse_seconds, "308 digits")])
+def test_a_number_beyond_all_bounds_is_refused(parse: Callable[[str | int], float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse("9" * 400 + "GB" if parse is parse_bytes else 10**400)

@@ -426,20 +426,26 @@ def with_best_order(found: Priced, workload: Workload, cluster: Cluster, config:
 def why_nothing_fits(
     nodes: Sequence[NodeId], workload: Workload, cluster: Cluster, config: PlannerConfig,
 ) -> InfeasibleError:
-    """For each number of stages that was tried, what was in the way."""
+    """For each number of stages that was tried, what was in the way, and what memory would do."""
     cap = _cap(nodes, cluster, config)
     splits = Splits(workload, None, columns=1, longest=min(config.max_stages, len(nodes)))
     tightest = min(nodes, key=lambda node: (_cap_or_more(node, cluster, config), node_number(node)))
     rejected: dict[str, str] = {}
+    enough: list[tuple[int, int]] = []
     for num_stages in range(1, min(len(nodes), config.max_stages) + 1):
         if num_stages > workload.num_layers:
             rejected[_stages(num_stages)] = f"{_stages(num_stages)} but only {workload.num_layers} layers"
         elif cap is not None:
-            needed = human_bytes(splits.least_bytes(num_stages))
-            rejected[_stages(num_stages)] = f"{tightest} needs {needed} of {human_bytes(cap)}"
+            num_pipelines = min(len(nodes) // num_stages, workload.num_micro_batches)
+            needed = splits.least_bytes(num_stages, -(-workload.num_micro_batches // num_pipelines))
+            enough.append((needed, num_stages))
+            rejected[_stages(num_stages)] = f"{tightest} needs {human_bytes(needed)} of {human_bytes(cap)}"
     if len(nodes) > config.max_stages:
         rejected[f"more than {_stages(config.max_stages)}"] = f"max_stages is {config.max_stages}"
     words = "; ".join(f"{tried}: {why}" for tried, why in rejected.items())
+    if enough:
+        needed, num_stages = min(enough)
+        words += f". It would fit with {human_bytes(needed, up=True)} on every node, in {_stages(num_stages)}"
     return InfeasibleError(f"no plan for {len(nodes)} nodes and {workload.num_layers} layers fits: {words}", rejected)
 
 

@@ -103,13 +103,13 @@ class Splits:
             self._given[bounds] = np.maximum.accumulate(np.where(fits, times, np.inf))
         return self._given[bounds]
 
-    def least_bytes(self, num_stages: int) -> int:
-        """The least that the fullest stage of ``num_stages`` needs for one micro-batch: why nothing fits."""
+    def least_bytes(self, num_stages: int, num_micro_batches: int = 1) -> int:
+        """The least that the fullest stage of ``num_stages`` needs for so many micro-batches in 1F1B: why nothing fits."""
         best = np.full(self._num_layers + 1, np.inf)
         best[-1] = 0.0
-        needed = self._held_bytes + _intervals(self._active_bytes)
-        for _ in range(num_stages):
-            following = np.maximum(needed, best[None, :])
+        active = _intervals(self._active_bytes)
+        for behind in range(num_stages):
+            following = np.maximum(self._held_bytes + min(num_micro_batches, behind + 1) * active, best[None, :])
             best = np.append(following.min(axis=1), np.inf)
         return int(best[0]) if np.isfinite(best[0]) else 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -23,6 +25,7 @@ from everstep.planner.search import (
     water_fill,
     why_nothing_fits,
 )
+from everstep.quantities import parse_bytes
 from everstep.view import Member, View
 
 from .worlds import cluster_of, node, workload_of
@@ -166,3 +169,22 @@ def test_names_of_nodes_do_not_choose_the_layout() -> None:
     assert [[(hop.first, hop.end) for hop in route] for route in low.routes] == [
         [(hop.first, hop.end) for hop in route] for route in high.routes
     ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6), st.lists(st.integers(0, 5), min_size=6, max_size=6),
+    st.integers(1, 6), st.integers(1, 12),
+)
+def test_what_is_said_to_be_enough_memory_is(held: list[int], active: list[int], num_nodes: int, micro_batches: int) -> None:
+    workload = workload_of(len(held), micro_batches)
+    layers = tuple(replace(layer, activation_bytes=size) for layer, size in zip(workload.layers, active, strict=False))
+    units = {
+        name: replace(unit, state_bytes=size, gradient_bytes=0)
+        for (name, unit), size in zip(workload.units.items(), held, strict=True)
+    }
+    workload = replace(workload, layers=layers, units=units)
+    nodes = [node(k) for k in range(num_nodes)]
+    error = why_nothing_fits(nodes, workload, cluster_of(num_nodes), PlannerConfig(worker_memory_bytes=1))
+    (said,) = re.findall(r"It would fit with (.*) on every node", str(error))
+    assert best_plans(nodes, workload, cluster_of(num_nodes), PlannerConfig(worker_memory_bytes=parse_bytes(said)))
