@@ -4,6 +4,8 @@
    piece next to a hop of the same node lengthens that hop.
 2. No route visits a node twice.
 3. Of the ways to fill a gap the one whose busiest node has least to do is taken, so that peers share evenly.
+4. Where nodes still have clearly more to do than if work could be cut as finely as one likes, pieces of it are passed on, from
+   holder to holder (``level``). That changes routes that were whole, too.
 """
 
 from __future__ import annotations
@@ -14,9 +16,19 @@ from dataclasses import replace
 from itertools import accumulate
 
 from everstep.plan import Hop, Route
+from everstep.planner.level import Levelled, run_ends
 from everstep.planner.parts import distinct
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
+
+TOLERATED = 0.04
+"""By how much the busiest node may be above the bound before work is passed on: finer pieces make more hops."""
+
+PASSED_ON = 24
+"""So many times work is passed on at most while somebody waits for the answer: a millisecond or two for 32 nodes."""
+
+LEVELLED_NODES = 128
+"""With more nodes gaps are filled and nothing is passed on: peers are many, and a decision must stay quick."""
 
 
 class Router:
@@ -26,19 +38,23 @@ class Router:
         self, available: Mapping[NodeId, frozenset[int]], workload: Workload, speeds: Mapping[NodeId, float],
     ) -> None:
         """``available``: the layers that each living node can compute."""
+        self._available, self._workload = available, workload
         self._num_layers = workload.num_layers
         self._work_s = tuple(accumulate((layer.total_s for layer in workload.layers), initial=0.0))
         self._speeds = speeds
         self._load_s = dict.fromkeys(sorted(available, key=node_number), 0.0)
-        runs = {layers: _run_ends(layers, self._num_layers) for layers in set(available.values())}
+        runs = {layers: run_ends(layers, self._num_layers) for layers in set(available.values())}
         self._until = {node: runs[available[node]] for node in self._load_s}
         self._alike: dict[tuple[tuple[int, ...], float], list[tuple[float, int, NodeId]]] = {}
         """Nodes that can compute the same at the same speed, a heap by load; loads there may be out of date."""
         for node in self._load_s:
             self._alike.setdefault((self._until[node], speeds[node]), []).append((0.0, node_number(node), node))
 
-    def routes(self, old: Sequence[Route]) -> tuple[Route, ...] | None:
-        """``old`` with every gap filled; None: some route cannot be completed without visiting a node twice."""
+    def routes(self, old: Sequence[Route], *, passed_on: int = PASSED_ON) -> tuple[Route, ...] | None:
+        """``old`` with every gap filled; None: some route cannot be completed without visiting a node twice.
+
+        ``passed_on``: so many times work may be passed on after that.
+        """
         routes = distinct(old)
         kept: list[Route] = []
         """What is left of each; the route itself where nothing has changed."""
@@ -54,7 +70,12 @@ class Router:
             if whole is None:
                 return None
             found.append(whole)
-        return tuple(found)
+        is_level = not passed_on or not any(has_gap) or len(self._load_s) > LEVELLED_NODES
+        if is_level or any(hop.shadow for route in kept for hop in route):
+            return tuple(found)
+        level = Levelled(found, self._available, self._workload, self._speeds)
+        level.pass_on(TOLERATED, passed_on)
+        return level.routes()
 
     def _can_compute(self, hop: Hop) -> bool:
         until = self._until.get(hop.node)
@@ -152,15 +173,6 @@ class Router:
             if times < 0:  # the entry in the heap says more than is true, which nothing else would find out
                 alike = self._alike[self._until[node], self._speeds[node]]
                 heapq.heappush(alike, (self._load_s[node], node_number(node), node))
-
-
-def _run_ends(layers: frozenset[int], num_layers: int) -> tuple[int, ...]:
-    """For each layer the end of the run of ``layers`` that begins there; the layer itself where it is not among them."""
-    ends = list(range(num_layers + 1))
-    for layer in reversed(range(num_layers)):
-        if layer in layers:
-            ends[layer] = max(ends[layer + 1], layer + 1)
-    return tuple(ends)
 
 
 def merged(hops: Sequence[Hop]) -> Route:
