@@ -28,8 +28,8 @@ def least_seconds(
 
         work(x..y) <= sum over these nodes of speed · (T - head)
 
-    for all x..y. The largest such T is also enough if work can be cut as finely as one likes, each node's layers are neighbours,
-    and no node could do all passes of its layers alone.
+    for all x..y. The largest such T is also enough if work can be cut as finely as one likes, each node's layers are
+    neighbours, and no node's layers lie inside those of another.
     """
     firsts = {node: min(layers) for node, layers in available.items() if layers}
     ends = {node: max(layers) + 1 for node, layers in available.items() if layers}
