@@ -18,7 +18,8 @@ def test_a_loss_is_answered_with_the_table_that_a_run_would_show() -> None:
     answer = what_if(LAPTOP, TINY, PlannerConfig(), lose=(node(5),))
     assert node(5) in answer.before.nodes and node(5) not in answer.plan.nodes
     assert {candidate.policy for candidate in answer.candidates} == {
-        "reroute", "normalize", "spare", "heal", "shrink", "rebalance", "repartition", "two-phase", "redundant", "wait", "restore",
+        "reroute", "normalize", "spare", "heal", "shrink", "rebalance", "repartition", "two-phase", "redundant", "wait",
+        "restore",
     }
     assert answer.chosen.value == max(candidate.value for candidate in answer.candidates)
     assert answer.decision.cause == "n5 lost" and answer.step_s == answer.chosen.step_s

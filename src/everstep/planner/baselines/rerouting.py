@@ -14,7 +14,7 @@ from everstep.planner.baselines.grids import NOT_ALIKE, cuts_of, one_more
 from everstep.planner.cost import is_shared
 from everstep.planner.policies.pricing import candidate_of, copied_behind, no_answer
 from everstep.planner.policies.roles import heal, normalize
-from everstep.planner.policies.routes import keep, placement_of, reroute, shrink
+from everstep.planner.policies.routes import keep, placement_of, reroute, shrink, without_lost_shadows
 from everstep.planner.policies.situation import Situation, available, is_broken
 from everstep.quantities import NodeId, node_number
 
@@ -60,9 +60,13 @@ def in_turn(situation: Situation) -> Plan | str:
             if not peers[stage]:
                 return f"nobody is left at the stage of {hop.node}"
             turns[hop.node] = turns.get(hop.node, -1) + 1
-            hops.append(replace(hop, node=peers[stage][turns[hop.node] % len(peers[stage])], shadow=None))
+            peer = peers[stage][turns[hop.node] % len(peers[stage])]
+            if any(other.node == peer for other in (*route, *hops)):
+                return f"a micro-batch would visit {peer} twice"
+            hops.append(replace(hop, node=peer, shadow=None))
         routes.append(route if hops == list(route) else tuple(hops))
-    return replace(situation.plan, routes=tuple(routes), placement=placement_of(can, situation.nodes))
+    plan = replace(situation.plan, routes=tuple(routes), placement=placement_of(can, situation.nodes))
+    return without_lost_shadows(plan)
 
 
 def _peers(plan: Plan, lost: Hop, can: Mapping[NodeId, frozenset[int]]) -> list[NodeId]:

@@ -77,7 +77,25 @@ def rerouted(situation: Situation, plan: Plan, can: Mapping[NodeId, frozenset[in
     routes = Router(can, situation.workload, speeds).routes(plan.routes)
     if routes is None:
         return "every way over the living holders would visit a node twice"
-    return replace(plan, routes=routes, placement=placement_of(can, situation.nodes))
+    return without_lost_shadows(replace(plan, routes=routes, placement=placement_of(can, situation.nodes)))
+
+
+def without_lost_shadows(plan: Plan) -> Plan:
+    """Who is gone, or does not hold any more what it shadowed, does not shadow it."""
+    known = {
+        id(route): tuple([_without_lost_shadow(hop, plan) for hop in route]) for route in grouped(plan.routes)
+        if any(hop.shadow is not None for hop in route)
+    }
+    if not known:
+        return plan
+    routes = {route: known.get(id(route), route) for route in grouped(plan.routes)}
+    return replace(plan, routes=tuple([routes[route] for route in plan.routes]))
+
+
+def _without_lost_shadow(hop: Hop, plan: Plan) -> Hop:
+    if hop.shadow is None or set(hop.layers) <= set(plan.placement.get(hop.shadow, ())):
+        return hop
+    return replace(hop, shadow=None)
 
 
 def placement_of(can: Mapping[NodeId, frozenset[int]], nodes: Sequence[NodeId]) -> dict[NodeId, tuple[int, ...]]:
@@ -161,7 +179,7 @@ def shrink(situation: Situation) -> list[Candidate]:
     kept = members if broken else set(situation.nodes)
     placement = {node: can[node] if node in kept else frozenset[int]() for node in situation.nodes}
     plan = replace(situation.plan, routes=tuple(routes), placement=placement_of(placement, situation.nodes))
-    return [candidate_of(situation, "shrink", plan, "now")]
+    return [candidate_of(situation, "shrink", without_lost_shadows(plan), "now")]
 
 
 def keep(situation: Situation) -> list[Candidate]:

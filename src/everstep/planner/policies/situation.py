@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
@@ -163,12 +163,18 @@ def _whole_routes(situation: Situation) -> tuple[int, ...]:
 
 
 def intact(situation: Situation) -> tuple[Route, ...]:
-    """Pipelines that are whole and that no rerouted micro-batch visits: they may stay as they are."""
+    """Pipelines that are whole and that no rerouted micro-batch visits: they may stay as they are, without shadows."""
     whole = {id(pipelines_of(situation).routes[index]) for index in whole_routes(situation)}
     plain, _ = alike(situation.plan.routes)
     order = pipelines_of(situation).number
     found = [route for shape in plain for route in shape.routes if id(route) in whole]
-    return tuple(sorted(found, key=lambda route: order[id(route)]))
+    return tuple([_unshadowed(route) for route in sorted(found, key=lambda route: order[id(route)])])
+
+
+def _unshadowed(route: Route) -> Route:
+    if all(hop.shadow is None for hop in route):
+        return route
+    return tuple([replace(hop, shadow=None) for hop in route])
 
 
 def route_work_s(situation: Situation, route: Route) -> list[float]:

@@ -14,7 +14,7 @@ from everstep.planner import objective
 from everstep.planner.parts import parts
 from everstep.planner.pipelines import Array, stage_ends_s
 from everstep.planner.policies.pricing import candidate_of, no_answer, priced_in
-from everstep.planner.policies.routes import over_the_living
+from everstep.planner.policies.routes import over_the_living, without_lost_shadows
 from everstep.planner.policies.situation import Situation
 from everstep.planner.search import interleaved, water_fill
 
@@ -107,19 +107,7 @@ def _cut_anew(situation: Situation, plan: Plan) -> Plan:
         other[route] = tuple(hops)
         placement.update({hop.node: tuple(hop.layers) for hop in hops})
     routes = tuple([other.get(route, route) for route in plan.routes])
-    return _without_shadows_of(replace(plan, placement=placement, routes=routes))
-
-
-def _without_shadows_of(plan: Plan) -> Plan:
-    """Who no longer holds what it shadowed does not shadow it."""
-    held = {node: set(layers) for node, layers in plan.placement.items()}
-
-    def kept(hop: Hop) -> Hop:
-        return hop if hop.shadow is None or held[hop.shadow].issuperset(hop.layers) else replace(hop, shadow=None)
-
-    if all(hop.shadow is None for part in parts(plan) for route in part.routes for hop in route):
-        return plan
-    return replace(plan, routes=tuple([tuple([kept(hop) for hop in route]) for route in plan.routes]))
+    return without_lost_shadows(replace(plan, placement=placement, routes=routes))
 
 
 def _ends(work_s: Sequence[float], speeds: Sequence[float]) -> list[int]:

@@ -15,7 +15,7 @@ from everstep.plan import Hop, Plan, Route
 from everstep.planner.parts import grouped
 from everstep.planner.policies.layouts import layouts, why_no_layout
 from everstep.planner.policies.pricing import candidate_of, copied_behind, layout_words, no_answer
-from everstep.planner.policies.routes import keep, rerouted
+from everstep.planner.policies.routes import keep, over_the_living, rerouted
 from everstep.planner.policies.situation import Situation, available, is_broken
 from everstep.planner.reroute import merged
 from everstep.quantities import NodeId
@@ -57,16 +57,19 @@ def layouts_with(situation: Situation) -> list[Plan]:
 
 def taken_over(situation: Situation, policy: str) -> Candidate:
     """Gaps closed by those before them; what they cannot close is rerouted as usual."""
+    plan = _taken_over(situation) if is_redundant(situation.plan) else over_the_living(situation)
+    return no_answer(policy, plan) if isinstance(plan, str) else candidate_of(situation, policy, plan, "now")
+
+
+def _taken_over(situation: Situation) -> Plan | str:
     can = available(situation)
     before = ring(situation.plan)
     routes: dict[Route, Route] = {}
     for route in grouped(situation.plan.routes):
         hops = [_taken(hop, before[route][index], route, can) for index, hop in enumerate(route)]
         routes[route] = merged(hops) if hops != list(route) else route
-    plan = rerouted(situation, replace(situation.plan, routes=tuple([routes[route] for route in situation.plan.routes])), can)
-    if isinstance(plan, str):
-        return no_answer(policy, plan)
-    return candidate_of(situation, policy, plan, "now")
+    taken = replace(situation.plan, routes=tuple([routes[route] for route in situation.plan.routes]))
+    return rerouted(situation, taken, can)
 
 
 def _taken(hop: Hop, holder: NodeId | None, route: Route, can: Mapping[NodeId, frozenset[int]]) -> Hop:

@@ -126,11 +126,7 @@ def _redundant_beside_others(situation: Situation) -> list[Candidate]:
     at_stake = any(isinstance(plan, Plan) and at_risk(plan, situation.workload) > 0 for plan in plans)
     if not at_stake and not is_redundant(situation.plan):
         return [no_answer("redundant", "no layer depends on one node alone")]
-    routes = plain.routes if isinstance(plain, Plan) else ()
-    return [
-        candidate for candidate in _asked(situation, "redundant")
-        if candidate.way != "now" or candidate.plan is None or candidate.plan.routes != routes
-    ]
+    return [each for each in _asked(situation, "redundant") if each.plan is None or each.plan != plain]
 
 
 def _labelled(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
