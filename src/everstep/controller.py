@@ -8,7 +8,7 @@ used here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everstep import plan as plans
 from everstep.cluster import Cluster, Link, Node
@@ -18,6 +18,7 @@ from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.ahead import DRIFT, Prepared, answered, drift, prepared
+from everstep.planner.beside import Rest
 from everstep.planner.calibrate import Calibration, Residuals, calibrated, changed, family_of
 from everstep.planner.cases import cases_of
 from everstep.planner.cost import SWITCH_S, step_seconds
@@ -75,6 +76,7 @@ class Controller:
         self.num_events = 0
         self._settled: Workload | None = None
         self._residuals: Residuals = {}
+        self._rest = Rest()
         self._ahead: Iterator[Prepared] | None = None
         self._known: dict[NodeId, Prepared] = {}
         self._cases: dict[NodeId, NodeId] = {}
@@ -219,6 +221,8 @@ class Controller:
             return
         self.workload = measured(self.workload, times)
         if self.workload.measured:
+            self._rest = self._rest.after(self.plan, self.workload, times)
+            self.workload = replace(self.workload, beside=self._rest.beside())
             predicted_s = step_seconds(self.plan, self.workload, self.cluster, self.schedule)
             self.calibration = self.calibration.after(step_s, predicted_s, family_of(self.plan))
 

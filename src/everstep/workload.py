@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from everstep.quantities import UnitName
 
@@ -52,6 +52,29 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Processor time of a step that is no layer's. It counts where nodes share cores; elsewhere messages and sums take the
+    time of links, beside the work."""
+
+    node_s: float = 0.0
+    """Of every node in the plan: the exchange that commits the step, the loop around it, its share of looking after itself."""
+    message_s: float = 0.0
+    """At each end of a message to a neighbour and of its answer: an activation and its gradient."""
+    summed_byte_s: float = 0.0
+    """Of a byte of gradients that a member of a group sends, adds up and receives."""
+
+    def seconds(self, message_ends: int, summed_bytes: float) -> float:
+        """Of one node in a step."""
+        return self.node_s + self.message_s * message_ends + self.summed_byte_s * summed_bytes
+
+    def times(self, ratio: float) -> Beside:
+        """All of it so many times longer."""
+        return Beside(
+            node_s=self.node_s * ratio, message_s=self.message_s * ratio, summed_byte_s=self.summed_byte_s * ratio,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Layers in order, units by name, and the global batch as ``num_micro_batches`` times ``micro_batch_samples``."""
 
@@ -61,6 +84,8 @@ class Workload:
     micro_batch_samples: int = 1
     fixed_s: float = 0.0
     """What a step costs besides: the exchange, the loop around it."""
+    beside: Beside = field(default_factory=Beside)
+    """What nodes that share cores do besides."""
     measured: bool = False
     """False while times are only bytes in disguise."""
 
@@ -96,6 +121,8 @@ def problems(workload: Workload) -> list[str]:
                    layer.output_bytes, layer.activation_bytes)
         if min(figures) < 0:
             found.append(f"layer {layer.name}: times and bytes cannot be negative")
+    if min(workload.beside.node_s, workload.beside.message_s, workload.beside.summed_byte_s) < 0:
+        found.append(f"times cannot be negative, got {workload.beside}")
     for name, unit in workload.units.items():
         if unit.name != name:
             found.append(f"unit {name} is filed under another name: {unit.name}")

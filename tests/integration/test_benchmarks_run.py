@@ -33,3 +33,12 @@ def test_a_random_plan_without_failures_stays_within_rounding_of_one_process():
     (row,) = output_of("rounding.py", "--plans", "1", "--steps", "3")
     assert 0 < row["largest"]["fp32"] < 1e-6
     assert row["largest"]["fp64-sum"] < 1e-6
+
+
+@pytest.mark.slow
+def test_predictions_are_judged_on_plans_that_they_have_not_seen():
+    said = output_of("prediction.py", "--plans", "3", "--steps", "2")
+    assert len(said["rows"]) == 4
+    assert said["rows"][0]["online_s"] is None and said["rows"][1]["frozen_s"] is None
+    assert all(row["measured_s"] > 0 and row["worked_s"] > 0 for row in said["rows"])
+    assert [figures["plans"] for figures in said["figures"].values()] == [2, 2]

@@ -99,6 +99,7 @@ class Executor:
         self._flags: frozenset[str] = frozenset()
         self._flags_lock = threading.Lock()  # raised by the control thread, taken back by the main thread
         self._update_times: dict[str, float] = {}
+        self._worked_until_s = time.process_time()
 
     def follow(self, plan: Plan, order: Order, view: View) -> None:
         """Work under ``plan`` from the next attempt on."""
@@ -254,7 +255,9 @@ class Executor:
 
     def _commit(self, plan: Plan, current: Attempt, num_micro_batches: int) -> Union:
         flags = tuple(sorted(self._flags))
-        times = {**current.stage.times.means(), **self._update_times}
+        now_s = time.process_time()
+        times = {**current.stage.times.means(), **self._update_times, "step": now_s - self._worked_until_s}
+        self._worked_until_s = now_s
         record = Prepared(
             current.view, current.step, current.attempt, (self._node,), current.unit_sums, current.losses, flags,
             {self._node: times},

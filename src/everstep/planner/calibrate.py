@@ -121,4 +121,4 @@ def calibrated(workload: Workload, calibration: Calibration) -> Workload:
         )
         for layer in workload.layers
     )
-    return replace(workload, layers=layers, fixed_s=workload.fixed_s * ratio)
+    return replace(workload, layers=layers, fixed_s=workload.fixed_s * ratio, beside=workload.beside.times(ratio))

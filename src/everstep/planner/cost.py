@@ -2,7 +2,8 @@
 
 A step is the longest path through the schedule (times of layers, messages between nodes), then each group's reduction
 (``reductions``), then the update of what a node holds. Nodes of one host share its cores, so a step also takes at least the
-host's work divided by its cores: eight workers on two cores are bound by that, not by the path. Nor is it shorter than what
+host's work divided by its cores, what messages and sums cost a processor included: eight workers on two cores are bound by
+that, not by the path. Nor is it shorter than what
 crosses a link between two sites.
 """
 
@@ -14,6 +15,7 @@ from itertools import accumulate, pairwise
 
 from everstep.cluster import Cluster, SitePair, site_pair
 from everstep.plan import Plan
+from everstep.planner.beside import chores
 from everstep.planner.pace import pace, staggered_ends
 from everstep.planner.parts import grouped, units_by_layers
 from everstep.planner.reductions import after_work, beside_work, crossing_seconds
@@ -180,6 +182,8 @@ def shared_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[Hos
         for hop in route:
             each_s = total[hop.end] - total[hop.first] + shadow_s.get(hop.node, 0.0)
             work_s[hop.node] += len(members) * each_s / cluster.nodes[hop.node].speed
+    for node, (message_ends, summed_bytes) in chores(plan, workload).items():
+        work_s[node] += workload.beside.seconds(message_ends, summed_bytes) / cluster.nodes[node].speed
     found: dict[HostId, float] = {}
     for node, seconds in work_s.items():
         host = cluster.nodes[node].host

@@ -53,6 +53,10 @@ def measured(
 
     A node that reports ``B`` of a layer and no ``W`` computed both backwards in one: each gets half. Where the first
     measurement leaves a layer out, its guess is scaled like the guesses of the others.
+
+    Splitting backward costs time of its own, so once something was measured, what split plans report changes how the time is
+    divided and not how much it is in all: else each plan would be predicted by what the one before it did to backward. What
+    splitting costs is learnt as the residual of its plan families (``calibrate``).
     """
     seen = _mean_times(times)
     if not any(key[0] in "FBW" for key in seen):
@@ -60,6 +64,8 @@ def measured(
     weight = weight if workload.measured else 1.0
     found = [_of_layer(layer.name, seen) for layer in workload.layers]
     scale = _scale(workload, found)
+    if workload.measured and any(key.startswith("W:") for reported in times.values() for key in reported) and scale > 0:
+        found = [None if new is None else (new[0] / scale, new[1] / scale, new[2] / scale) for new in found]
     layers = tuple(
         _moved(layer, new, weight, 1.0 if workload.measured else scale)
         for layer, new in zip(workload.layers, found, strict=True)

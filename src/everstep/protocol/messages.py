@@ -27,7 +27,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
 
     Merged by unit and by micro-batch, never added. ``losses``: micro-batch → (sum, count). ``flags``: what must stop
     everybody after this step. ``times``: node → action times measured in this step (seconds of processor time), a
-    dictionary ``"F:layer" | "B:layer" | "W:layer" | "U:unit" | "step"`` → seconds.
+    dictionary ``"F:layer" | "B:layer" | "W:layer" | "U:unit" | "step"`` → seconds; ``step`` is all that the process has worked
+    since its record before.
     """
 
     view: int

@@ -33,8 +33,17 @@ def test_the_first_measurement_replaces_the_guess() -> None:
 
 def test_later_measurements_are_averaged_in() -> None:
     once = measured(GUESS, {node(0): {"F:a": 1.0, "B:a": 2.0, "W:a": 2.0}})
-    twice = measured(once, {node(0): {"F:a": 2.0, "B:a": 2.0, "W:a": 2.0}}, weight=0.25)
+    twice = measured(once, {node(0): {"F:a": 2.0, "B:a": 4.0}}, weight=0.25)
     assert twice.layers[0].forward_s == 1.25
+
+
+def test_once_measured_a_split_backward_changes_how_time_is_divided_and_not_how_much_it_is() -> None:
+    once = measured(GUESS, {node(0): {"F:a": 1.0, "B:a": 4.0, "F:b": 1.0, "B:b": 2.0}})
+    split = {node(0): {"F:a": 2.0, "B:a": 6.0, "W:a": 2.0, "F:b": 2.0, "B:b": 2.0, "W:b": 2.0}}
+    found = measured(once, split, weight=1.0)
+    assert sum(layer.total_s for layer in found.layers) == pytest.approx(8.0)
+    first = found.layers[0]
+    assert first.backward_input_s == pytest.approx(3 * first.backward_weight_s)
 
 
 def test_a_fused_backward_is_halved() -> None:
