@@ -26,6 +26,7 @@ from everstep.cluster import Cluster, Link, SitePair, site_pair
 from everstep.plan import Plan
 from everstep.planner.pace import one_speed
 from everstep.planner.parts import holders, holders_by_unit
+from everstep.planner.remembered import Same
 from everstep.planner.rounds import in_rounds
 from everstep.quantities import HostId, NodeId, SiteId, node_number
 from everstep.schedule import Action, Kind
@@ -55,7 +56,7 @@ def reduction_groups(plan: Plan, workload: Workload) -> dict[tuple[NodeId, ...],
     by_layers = holders(plan.placement)
     members = list(by_layers.values())
     found: dict[tuple[NodeId, ...], int] = {}
-    for indices, num_bytes in _groups(list(by_layers), members, workload).items():
+    for indices, num_bytes in _groups(list(by_layers), list(map(len, members)), workload).items():
         found[tuple(sorted((node for index in indices for node in members[index]), key=node_number))] = num_bytes
     return found
 
@@ -63,10 +64,21 @@ def reduction_groups(plan: Plan, workload: Workload) -> dict[tuple[NodeId, ...],
 def after_work(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping[NodeId, float]) -> dict[Sort, float]:
     """When the last node of each sort has its sums, if all are through with their work at ``ends_s``."""
     sorts, members = _sorts(plan, cluster)
-    ends = [max(ends_s.get(node, 0.0) for node in nodes) for nodes in members]
-    groups = _groups([layers for layers, _, _ in sorts], members, workload)
-    _reduce(ends, [_sum(indices, groups[indices], sorts, members, cluster) for indices in _in_order(groups)])
+    ends = [max([ends_s.get(node, 0.0) for node in nodes]) for nodes in members]
+    links = (cluster.link, cluster.host_link, tuple(cluster.site_links.items()))
+    _reduce(ends, _known_sums(Same(workload), links, tuple(sorts), tuple(map(len, members))))
     return dict(zip(sorts, ends, strict=True))
+
+
+@lru_cache(maxsize=1 << 10)
+def _known_sums(
+    workload: Same[Workload], links: tuple[Link, Link | None, tuple[tuple[SitePair, Link], ...]], sorts: tuple[Sort, ...],
+    counts: tuple[int, ...],
+) -> tuple[_Sum, ...]:
+    """The reductions in their order. They depend on how many nodes are of each sort, not on which: kept for the next plan."""
+    cluster = Cluster(nodes={}, link=links[0], host_link=links[1], site_links=dict(links[2]))
+    groups = _groups([layers for layers, _, _ in sorts], counts, workload.value)
+    return tuple([_sum(indices, groups[indices], sorts, counts, cluster) for indices in _in_order(groups)])
 
 
 def beside_work(
@@ -93,7 +105,7 @@ def beside_work(
         if len(indices) > 1:
             ready_s = max(whole_s.get((nodes[index], layer), 0.0) for index in indices for layer in unit.layers)
             num_bytes = unit.gradient_bytes or unit.parameter_bytes
-            sums.append(_sum(indices, num_bytes, sorts, [[node] for node in nodes], cluster)._replace(whole_s=ready_s))
+            sums.append(_sum(indices, num_bytes, sorts, [1] * len(nodes), cluster)._replace(whole_s=ready_s))
     link_free = [0.0] * len(nodes)
     _reduce(link_free, sorted(sums, key=lambda each: each.whole_s))
     return {node: max(ends_s[node], link_free[index]) for index, node in enumerate(nodes)}
@@ -103,8 +115,9 @@ def crossing_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[S
     """For each link between sites: for how long the sums of a step need it to themselves."""
     sorts, members = _sorts(plan, cluster)
     found: dict[SitePair, float] = {}
-    for indices, num_bytes in _groups([layers for layers, _, _ in sorts], members, workload).items():
-        for pair, seconds, _ in _sum(indices, num_bytes, sorts, members, cluster).crossing:
+    counts = list(map(len, members))
+    for indices, num_bytes in _groups([layers for layers, _, _ in sorts], counts, workload).items():
+        for pair, seconds, _ in _sum(indices, num_bytes, sorts, counts, cluster).crossing:
             found[pair] = found.get(pair, 0.0) + seconds
     return found
 
@@ -119,8 +132,8 @@ def _sort_of(node: NodeId, layers: tuple[int, ...], cluster: Cluster) -> Sort:
 def _sorts(plan: Plan, cluster: Cluster) -> tuple[list[Sort], list[Sequence[NodeId]]]:
     speed = one_speed(cluster)
     if speed is not None and cluster.one_link is not None:
-        by_layers = holders(plan.placement)
-        return [(layers, speed, None) for layers in by_layers], list(by_layers.values())
+        by_layers = sorted(holders(plan.placement).items())
+        return [(layers, speed, None) for layers, _ in by_layers], [nodes for _, nodes in by_layers]
     found: dict[Sort, list[NodeId]] = {}
     for layers, nodes in holders(plan.placement).items():
         for node in nodes:
@@ -129,16 +142,16 @@ def _sorts(plan: Plan, cluster: Cluster) -> tuple[list[Sort], list[Sequence[Node
                 found[sort].append(node)
             else:
                 found[sort] = [node]
-    return list(found), [*found.values()]
+    return sorted(found), [found[sort] for sort in sorted(found)]
 
 
 def _groups(
-    held: Sequence[tuple[int, ...]], members: Sequence[Sequence[NodeId]], workload: Workload,
+    held: Sequence[tuple[int, ...]], counts: Sequence[int], workload: Workload,
 ) -> dict[tuple[int, ...], int]:
-    """Bytes by group, a group named by the numbers of the sorts in it, in the order of units."""
+    """Bytes by group, a group named by the numbers of the sorts in it, in the order of units. ``counts``: nodes by sort."""
     groups: dict[tuple[int, ...], int] = {}
     for name, indices in holders_by_unit([(layers, 1.0) for layers in held], workload).items():
-        if indices in groups or len(indices) > 1 or (indices and len(members[indices[0]]) > 1):
+        if indices in groups or len(indices) > 1 or (indices and counts[indices[0]] > 1):
             unit = workload.units[name]
             groups[indices] = groups.get(indices, 0) + (unit.gradient_bytes or unit.parameter_bytes)
     return groups
@@ -156,9 +169,9 @@ def _known_order(groups: tuple[tuple[tuple[int, ...], int], ...]) -> tuple[tuple
 
 
 def _sum(
-    indices: tuple[int, ...], num_bytes: int, sorts: Sequence[Sort], members: Sequence[Sequence[NodeId]], cluster: Cluster,
+    indices: tuple[int, ...], num_bytes: int, sorts: Sequence[Sort], counts: Sequence[int], cluster: Cluster,
 ) -> _Sum:
-    count = sum(len(members[index]) for index in indices)
+    count = sum(counts[index] for index in indices)
     share = 2 * (count - 1) / count * num_bytes
     if cluster.one_link is not None:
         return _Sum(indices, share / cluster.link.bytes_per_s + 2 * cluster.link.alpha_s)
@@ -166,7 +179,7 @@ def _sum(
     for index in indices:
         place = sorts[index][2]
         assert place is not None, "places are told apart where links are"
-        at[place] += len(members[index])
+        at[place] += counts[index]
     by_site: Counter[SiteId] = Counter()
     for (site, _), number in at.items():
         by_site[site] += number

@@ -8,34 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 
-class _Same:
-    """Values that are equal to the very same ones only."""
+class Same(Generic[_T]):
+    """A value that equals itself alone: an argument of a function whose answers are kept beside others that are compared."""
 
-    __slots__ = ("_code", "_values")
+    __slots__ = ("value",)
 
-    def __init__(self, values: tuple[object, ...]) -> None:
-        self._values = values
-        self._code = hash(tuple(map(id, values)))
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        return self._values
+    def __init__(self, value: _T) -> None:
+        self.value = value
 
     def __hash__(self) -> int:
-        return self._code
+        return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and all(map(_is, self._values, other._values))
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
+        return isinstance(other, Same) and self.value is other.value
 
 
 def remembered(most: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
@@ -44,12 +36,12 @@ def remembered(most: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         by_values = cast(Callable[..., _R], work_out)
 
         @lru_cache(maxsize=most)
-        def known(asked: _Same) -> _R:
-            return by_values(*asked.values)
+        def known(*asked: Same[Any]) -> _R:
+            return by_values(*[same.value for same in asked])
 
         @wraps(work_out)
         def answer(*values: _P.args, **_: _P.kwargs) -> _R:
-            return known(_Same(values))
+            return known(*map(Same, values))
 
         return cast(Callable[_P, _R], answer)
     return wrap

@@ -36,8 +36,9 @@ from numpy.typing import NDArray
 
 from everstep.cluster import Link
 from everstep.planner.pipelines import Array, flush, stage_ends_s
+from everstep.planner.remembered import remembered
 from everstep.quantities import UnitName
-from everstep.workload import LayerCost, Unit, Workload
+from everstep.workload import Workload
 
 TRIED_AT_MOST = 16_000
 """Splits that are tried to close the cells of one table; a cell that would need more counts as ``open``."""
@@ -256,17 +257,37 @@ def splits_of(
     staggered: bool = False,
 ) -> Splits:
     """``Splits``, made once for the same figures: a few of the newest are kept."""
-    units = tuple(sorted(workload.units.items()))
     columns = min(columns, workload.num_micro_batches)
-    return _splits(workload.layers, units, columns, cap, link, longest, split, roomy, staggered)
+    return _splits(_figures(workload), columns, cap, link, longest, split, roomy, staggered)
+
+
+class _Figures:
+    """Layers and units, compared by value; hashed once, because that alone takes as long as a small search."""
+
+    __slots__ = ("_hash", "layers", "units")
+
+    def __init__(self, workload: Workload) -> None:
+        self.layers = workload.layers
+        self.units = tuple(sorted(workload.units.items()))
+        self._hash = hash((self.layers, self.units))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Figures) and (self.layers, self.units) == (other.layers, other.units)
+
+
+@remembered(16)
+def _figures(workload: Workload) -> _Figures:
+    return _Figures(workload)
 
 
 @lru_cache(maxsize=16)
 def _splits(
-    layers: tuple[LayerCost, ...], units: tuple[tuple[UnitName, Unit], ...], columns: int, cap: int | None, link: Link,
-    longest: int, split: bool, roomy: bool, staggered: bool,
+    figures: _Figures, columns: int, cap: int | None, link: Link, longest: int, split: bool, roomy: bool, staggered: bool,
 ) -> Splits:
-    workload = Workload(layers=layers, units=dict(units), num_micro_batches=columns)
+    workload = Workload(layers=figures.layers, units=dict(figures.units), num_micro_batches=columns)
     return Splits(workload, cap, longest=longest, link=link, split=split, roomy=roomy, staggered=staggered)
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from everstep.decision import Candidate, Way
 from everstep.errors import InfeasibleError
@@ -15,9 +16,9 @@ from everstep.planner.calibrate import residual_of
 from everstep.planner.cost import load_seconds, stall_seconds
 from everstep.planner.memory import overfull
 from everstep.planner.moves import moves_for
-from everstep.planner.parts import grouped, holders_by_unit, kinds_of, units_by_layers
+from everstep.planner.parts import grouped, holders, holders_by_unit, units_by_layers
 from everstep.planner.policies.situation import Situation
-from everstep.planner.remembered import remembered
+from everstep.planner.remembered import Same, remembered
 from everstep.planner.search import Priced, priced
 from everstep.quantities import NodeId, human_seconds
 from everstep.transfer import Move
@@ -149,13 +150,15 @@ def _gone_before(situation: Situation, plan: Plan, copied_s: float) -> NodeId | 
 @remembered(64)
 def at_risk(plan: Plan, workload: Workload) -> float:
     """The share of nodes that hold the only copy of some unit."""
-    kinds = kinds_of(plan)
-    counts = [len(nodes) for nodes in kinds.values()]
-    lone = {
-        indices[0] for indices in holders_by_unit(list(kinds), workload).values()
-        if sum(counts[index] for index in indices) == 1
-    }
-    return len(lone) / len(plan.placement)
+    counts = tuple(sorted((layers, len(nodes)) for layers, nodes in holders(plan.placement).items()))
+    return _lone(Same(workload), counts) / len(plan.placement)
+
+
+@lru_cache(maxsize=1 << 10)
+def _lone(workload: Same[Workload], counts: tuple[tuple[tuple[int, ...], int], ...]) -> int:
+    """How many nodes hold the only copy of some unit, where so many hold which layers."""
+    by_unit = holders_by_unit([(layers, 1.0) for layers, _ in counts], workload.value)
+    return len({indices[0] for indices in by_unit.values() if sum(counts[index][1] for index in indices) == 1})
 
 
 def layout_words(plan: Plan) -> str:
