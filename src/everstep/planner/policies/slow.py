@@ -36,7 +36,10 @@ def rebalance(situation: Situation) -> list[Candidate]:
     if max(speeds) - min(speeds) <= objective.NOISE * max(speeds):
         return [no_answer("rebalance", "no node is slower than the others")]
     now_s = priced_in(situation, plan).step_s
-    proposed = {"other shares": plan, "cut anew": _cut_anew(situation, plan)}
+    proposed = {"other shares": plan}
+    cut = _cut_anew(situation, plan)
+    if cut.routes != plan.routes:
+        proposed["cut anew"] = cut
     found = []
     for words, each in proposed.items():
         shared = _shared_anew(situation, each)
