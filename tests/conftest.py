@@ -15,3 +15,4 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).pare
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="accept what commands print now as their snapshots")
+    parser.addoption("--thorough", action="store_true", help="run all cases of what otherwise runs a slice: every policy")
