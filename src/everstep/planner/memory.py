@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.parts import Held, holders
+from everstep.planner.parts import Held, grouped, holders
 from everstep.planner.remembered import remembered
 from everstep.planner.schedules import order_of
 from everstep.quantities import NodeId, human_bytes
@@ -42,6 +42,32 @@ def needed_bytes(plan: Plan, workload: Workload, active_bytes: Mapping[NodeId, i
     held = Held.of(workload)
     state = {layers: held.held_bytes(layers) for layers in holders(plan.placement)}
     return {node: state[layers] + active_bytes.get(node, 0) for node, layers in plan.placement.items()}
+
+
+def rooms(plan: Plan, workload: Workload, caps: Mapping[NodeId, int | None]) -> dict[NodeId, int]:
+    """``Plan.room`` for nodes that may use ``caps`` bytes: all that state leaves, but at most what keeps a node busy.
+
+    That is, beside what 1F1B holds, a micro-batch for each hop of the longest route: with more nothing gets faster. None: not
+    limited, and nothing is said about that node. A layer counts as the dearest of the node's hops does on average.
+    """
+    active = tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0))
+    held = Held.of(workload)
+    state = {layers: held.held_bytes(layers) for layers in holders(plan.placement)}
+    routes = grouped(plan.routes)
+    longest = max(map(len, routes), default=0)
+    most: dict[NodeId, int] = {}
+    layer_bytes: dict[NodeId, float] = {}
+    for route in routes:
+        for index, hop in enumerate(route):
+            layers = hop.end - hop.first
+            most[hop.node] = max(most.get(hop.node, 0), (len(route) - index + longest) * layers)
+            layer_bytes[hop.node] = max(layer_bytes.get(hop.node, 0.0), (active[hop.end] - active[hop.first]) / layers)
+    found = {}
+    for node, enough in most.items():
+        cap = caps.get(node)
+        if cap is not None and layer_bytes[node]:
+            found[node] = max(0, min(enough, int((cap - state[plan.placement[node]]) / layer_bytes[node])))
+    return found
 
 
 def cap_bytes(node: NodeId, cluster: Cluster, worker_memory_bytes: int | None) -> int | None:

@@ -44,20 +44,24 @@ def pace(plan: Plan, workload: Workload, cluster: Cluster) -> Pace:
         found.ends_s.update(ends_s)
         found.active_bytes.update(active_bytes)
     for shape in plain:
-        for route, nodes in _stand_ins(shape, table, plan.room):
+        for route, nodes in _stand_ins(shape, table, plan):
             ends, held = _alone(tuple(table.on(route)), shape.num_micro_batches, plan.order, _rooms(plan, route))
             found.ends_s.update(zip(nodes, cycle(ends), strict=False))
             found.active_bytes.update(zip(nodes, cycle(held), strict=False))
     return found
 
 
-def _stand_ins(shape: Alike, table: _Times, room: Mapping[NodeId, int]) -> Iterator[tuple[Route, Sequence[NodeId]]]:
+def _stand_ins(shape: Alike, table: _Times, plan: Plan) -> Iterator[tuple[Route, Sequence[NodeId]]]:
     """Routes to look at, and the nodes that each of them speaks for."""
-    if table.is_one_for_all and not room:
+    if not table.is_one_for_all:
+        yield from ((route, [hop.node for hop in route]) for route in shape.routes)
+    elif not plan.room:
         yield shape.routes[0], shape.nodes
-        return
-    for route in shape.routes:
-        yield route, [hop.node for hop in route]
+    else:
+        same: dict[object, list[Route]] = {}
+        for route in shape.routes:
+            same.setdefault(_rooms(plan, route), []).append(route)
+        yield from ((routes[0], [hop.node for route in routes for hop in route]) for routes in same.values())
 
 
 def _rooms(plan: Plan, route: Route) -> tuple[int | None, ...]:

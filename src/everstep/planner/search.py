@@ -27,7 +27,7 @@ from everstep.errors import InfeasibleError
 from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner.cost import is_shared, seconds_after, staggered_seconds
 from everstep.planner.lengths import Choice, Kept, Lengths
-from everstep.planner.memory import cap_bytes, needed_bytes, overfull
+from everstep.planner.memory import cap_bytes, needed_bytes, overfull, rooms
 from everstep.planner.pace import pace
 from everstep.planner.parts import units_by_layers
 from everstep.planner.pipelines import Array
@@ -348,8 +348,22 @@ class Priced:
         return max(self.needed_bytes.values(), default=0)
 
 
+ROOMY_NODES = 1024
+"""With more nodes ``Order.extra_slots`` alone counts: what each could hold besides takes too long to say."""
+
+
+def with_room(plan: Plan, workload: Workload, cluster: Cluster, worker_memory_bytes: int | None = None) -> Plan:
+    """``plan`` with leave for each node to fill its memory with activations, if that is limited and it has its device alone."""
+    room: dict[NodeId, int] = {}
+    if len(plan.placement) <= ROOMY_NODES and not is_shared(cluster):
+        caps = {node: cap_bytes(node, cluster, worker_memory_bytes) for node in plan.placement}
+        room = rooms(plan, workload, caps) if any(caps.values()) else room
+    return plan if plan.room == room else replace(plan, room=room)
+
+
 def priced(plan: Plan, workload: Workload, cluster: Cluster) -> Priced:
-    """One schedule serves both figures."""
+    """One schedule serves both figures. Nodes whose memory is limited get ``with_room``."""
+    plan = with_room(plan, workload, cluster)
     found = pace(plan, workload, cluster)
     if plan.order.staggered:
         step_s = staggered_seconds(plan, workload, cluster)

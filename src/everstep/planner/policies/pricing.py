@@ -70,7 +70,8 @@ def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Wa
 
 def priced_in(situation: Situation, plan: Plan) -> Priced:
     """``plan`` with its step time and its memory, looked at once however often it is asked for."""
-    return situation.remembered(("priced", id(plan)), lambda: priced(plan, situation.workload, situation.cluster))
+    # what is kept holds on to the plan that was asked about, which may not be the one that was priced: no other takes its id
+    return situation.remembered(("priced", id(plan)), lambda: (plan, priced(plan, situation.workload, situation.cluster)))[1]
 
 
 def valued(
