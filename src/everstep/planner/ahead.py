@@ -107,6 +107,7 @@ def renamed(plan: Plan, names: Mapping[NodeId, NodeId]) -> Plan:
     }
     return replace(
         plan, placement={names.get(node, node): layers for node, layers in plan.placement.items()},
+        room={names.get(node, node): layers for node, layers in plan.room.items()},
         routes=tuple([changed[id(route)] for route in plan.routes]),
     )
 

@@ -70,8 +70,9 @@ def test_an_answer_worked_out_ahead_costs_what_it_costs_when_asked(plan: Plan, d
 
 
 def test_names_are_exchanged_and_nothing_else() -> None:
-    plan = grid_plan(2, 2, 2)
+    plan = replace(grid_plan(2, 2, 2), room={node(0): 5})
     other = renamed(plan, {node(0): node(2), node(2): node(0)})
+    assert other.room == {node(2): 5}
     assert other.placement == plan.placement and renamed(other, {node(0): node(2), node(2): node(0)}) == plan
     assert [hop.node for hop in other.routes[0]] == [node(2), node(1)]
 
