@@ -7,7 +7,6 @@ beginning of a line. A key inside an inline table is told by the line of the tab
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,10 @@ from everstep.errors import ConfigError
 from everstep.quantities import parse_bytes, parse_seconds
 
 MOST = 10**6
-"""More nodes or layers than this in one entry are a slip of the pen."""
+"""More nodes than this, or speeds this far from 1, are a slip of the pen."""
+
+MOST_BYTES, MOST_S = 10**18, 10.0**9
+"""So are more bytes or seconds."""
 
 _ABSENT: Any = object()
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_-]+)\s*\]")
@@ -43,17 +45,28 @@ def read(path: Path, called: str) -> Table:
     Raises:
         ConfigError: it cannot be read, or is not TOML in UTF-8.
     """
+    text = text_of(path, called)
     try:
-        text = path.read_bytes().decode()
         values = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{called}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[:error.start].count(b"\n") + 1
-        raise ConfigError(f"{called}, line {line}: not text in UTF-8") from error
     except (ValueError, RecursionError) as error:  # the parser raises plain ValueError for a number of too many digits
         raise ConfigError(f"{called}: not valid TOML: {error}") from error
     return Table(called, values, _lines(text))
+
+
+def text_of(path: Path, called: str) -> str:
+    """What is in the file at ``path``, which errors call ``called``; line ends as they are.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        content = path.read_bytes()
+        return content.decode()
+    except OSError as error:
+        raise ConfigError(f"{called}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = content[:error.start].count(b"\n") + 1
+        raise ConfigError(f"{called}, line {line}: not text in UTF-8") from error
 
 
 def _lines(text: str) -> dict[tuple[_Place, str], int]:
@@ -100,7 +113,8 @@ class Table:
 
     def wrong(self, key: str, expected: str) -> ConfigError:
         """That the value of ``key`` is not what was expected."""
-        return ConfigError(f"{self.at(key)}: {key} {expected}, got {self.values.get(key)!r}")
+        value = repr(self.values.get(key))
+        return ConfigError(f"{self.at(key)}: {key} {expected}, got {value if len(value) <= 80 else f'{value[:80]}…'}")
 
     def only(self, known: set[str]) -> Table:
         for key in self.values:
@@ -149,8 +163,10 @@ class Table:
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(key, "must be a number")
-        if not 0 < value < 1e300:
+        if not value > 0:
             raise self.wrong(key, "must be positive")
+        if not 1 / MOST <= value <= MOST:
+            raise self.wrong(key, f"must be between {1 / MOST:f} and {MOST:,}")
         return float(value)
 
     def size(self, key: str, default: Any = _ABSENT, *, least: int = 0) -> int:
@@ -161,6 +177,8 @@ class Table:
             raise ConfigError(f"{self.at(key)}: {key}: {error}") from error
         if found < least:
             raise self.wrong(key, "must be positive")
+        if found > MOST_BYTES:
+            raise self.wrong(key, f"must be at most {MOST_BYTES:,} bytes")
         return found
 
     def seconds(self, key: str, default: Any = _ABSENT) -> float:
@@ -169,8 +187,8 @@ class Table:
             found = parse_seconds(value)
         except ValueError as error:
             raise ConfigError(f"{self.at(key)}: {key}: {error}") from error
-        if not math.isfinite(found):
-            raise self.wrong(key, "must be a finite duration")
+        if found > MOST_S:
+            raise self.wrong(key, f"must be at most {MOST_S:,.0f} seconds")
         return found
 
     def _value(self, key: str, default: Any = _ABSENT) -> Any:

@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 
 from everstep import trace as traces
+from everstep.catalog.tables import text_of
 from everstep.errors import ConfigError
 from everstep.trace import Trace
 
@@ -55,10 +56,7 @@ def load_trace(name: str) -> Trace:
     readers = {".csv": _events, ".txt": _counts, ".json": _faults}
     if path.suffix not in readers:
         raise ConfigError(f"{where}: a trace ends in .csv, .txt or .json")
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: cannot be read: {error}") from error
+    text = text_of(path, where)
     found = traces.of_events(name if name in SHIPPED else path.stem, readers[path.suffix](text, where))
     wrong = traces.problems(found)
     if wrong:
@@ -121,7 +119,7 @@ def _counts(text: str, where: str) -> Iterator[tuple[float, bool, str]]:
 def _faults(text: str, where: str) -> Iterator[tuple[float, bool, str]]:
     try:
         entries = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{where}: want a list of faults, each with node_id, event_time and event_type")

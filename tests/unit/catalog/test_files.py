@@ -183,7 +183,7 @@ def test_the_shipped_clusters_of_two_sites_and_of_two_sorts_of_hosts_are_what_th
 @pytest.mark.parametrize(("old", "new", "said"), [
     ("cores = 1", "core = 1", "mine.toml, line 8: hosts 1: unknown key 'core'; did you mean cores?"),
     ('"0.2ms"', '"0.2 parsecs"', "line 3: link: alpha_s: not a duration: '0.2 parsecs' (want for example 30s, 10m or 1h)"),
-    ('"0.2ms"', "inf", "line 3: link: alpha_s must be a finite duration, got inf"),
+    ('"0.2ms"', "inf", "line 3: link: alpha_s must be at most 1,000,000,000 seconds, got inf"),
     ('"0.2ms"', "true", "line 3: link: alpha_s: not a duration: True"),
     ('"1GB"', '"0GB"', "line 4: link: bytes_per_s must be positive, got '0GB'"),
     ('"1GB"', '"1GBps"', "line 4: link: bytes_per_s: not a size: '1GBps'"),
@@ -204,7 +204,8 @@ def test_the_shipped_clusters_of_two_sites_and_of_two_sorts_of_hosts_are_what_th
     ("[link]", "[link", "mine.toml: not valid TOML"),
     ("[link]", "link = 3\n[more]", "mine.toml, line 3: unknown key 'more'"),
     ("speed = 0.5", f"speed = {'9' * 5000}", "mine.toml: not valid TOML: Exceeds the limit (4300 digits)"),
-    ("speed = 0.5", f"speed = {'9' * 400}", "line 13: hosts 2: speed must be positive, got 9999"),
+    ("speed = 0.5", f"speed = {'9' * 400}", "line 13: hosts 2: speed must be between 0.000001 and 1,000,000, got 9999"),
+    ('"24MB"', f"{'9' * 400}", "line 9: hosts 1: memory_bytes must be at most 1,000,000,000,000,000,000 bytes, got 9999"),
     ("speed = 0.5", f"speed = {'[' * 3000}", "mine.toml: not valid TOML"),
     ("[link]", "link = { alpha = 1 }\n[host_link]", "mine.toml, line 2: link: unknown key 'alpha'; did you mean alpha_s?"),
     ("[link]", "# 'it''s'\nlinks = \"\"\"\n[link]\n\"\"\"", "mine.toml, line 3: unknown key 'links'; did you mean link?"),
