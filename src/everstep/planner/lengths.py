@@ -35,7 +35,7 @@ WITHIN = 1.3
 GIVEN_UP = 64
 """Of one kind up to so many pipelines are given up one by one; beyond, half or all of them."""
 
-_NONE = -1
+NONE = -1
 """Capacity of what cannot be filled exactly."""
 
 
@@ -79,6 +79,34 @@ class Lengths:
         """The least step time of at most ``num_nodes`` nodes in at least ``least`` pipelines. None: nothing fits."""
         level = self._best_level(num_nodes, num_micro_batches, least)
         return None if level is None else self._choice(level, num_nodes, num_micro_batches, least, ())
+
+    @property
+    def levels(self) -> Array:
+        """The times that can be the least, ascending."""
+        return self._levels
+
+    def carried(self, seconds: float, num_nodes: int, least: int) -> list[int]:
+        """For at least 0, 1, … ``least`` pipelines the most micro-batches that at most ``num_nodes`` nodes carry in a time.
+
+        ``NONE`` where there cannot be so many.
+        """
+        sack = self.sack(seconds, num_nodes, least)
+        if sack is None:
+            return [0] + [NONE] * least
+        found = [
+            max(sack.capacity(num_nodes - idle, count) for idle in range(sack.idle_at_most + 1)) for count in range(least + 1)
+        ]
+        return [max(0, found[0]), *found[1:]]
+
+    def sack(self, seconds: float, num_nodes: int, least: int) -> Knapsack | None:
+        """The knapsack at a time; None: no pipeline carries anything in it."""
+        level = int(np.searchsorted(self._levels, _with_slack(np.array(seconds)), side="right")) - 1
+        return None if level < 0 else self._sack(level, num_nodes, least)
+
+    def is_short(self, seconds: float, num_micro_batches: int) -> bool:
+        """Whether the end of the table may hide that more is carried in ``seconds``."""
+        level = int(np.searchsorted(self._levels, _with_slack(np.array(seconds)), side="right")) - 1
+        return level >= 0 and self._columns < num_micro_batches and int(self._caps[:, level].max()) >= self._columns
 
     def truncated(self, choice: Choice, num_micro_batches: int) -> bool:
         """Whether the end of the table may hide something better than ``choice``."""
@@ -148,7 +176,7 @@ class Lengths:
         self, level: int, num_nodes: int, num_micro_batches: int, least: int, kinds: Sequence[Kept],
     ) -> Choice:
         """At a level that is reached: what keeps the most nodes, then leaves the fewest idle."""
-        found = self._at(level, num_nodes, num_micro_batches, least, kinds, _most_first(kinds))
+        found = self._at(level, num_nodes, num_micro_batches, least, kinds, most_first(kinds))
         assert found is not None, "asked of a level that is reached, where keeping nothing is an answer"
         return found
 
@@ -174,8 +202,8 @@ class Lengths:
                     )
         return None
 
-    def _sack(self, level: int, num_nodes: int, least: int) -> _Knapsack:
-        return _Knapsack(self._lengths, self._caps[:, level], int(self._densest[level]), num_nodes, least)
+    def _sack(self, level: int, num_nodes: int, least: int) -> Knapsack:
+        return Knapsack(self._lengths, self._caps[:, level], int(self._densest[level]), num_nodes, least)
 
 
 def _with_slack(levels: Array) -> Array:
@@ -183,7 +211,7 @@ def _with_slack(levels: Array) -> Array:
     return levels * (1 + 1e-9)
 
 
-def _most_first(kinds: Sequence[Kept]) -> list[tuple[int, ...]]:
+def most_first(kinds: Sequence[Kept]) -> list[tuple[int, ...]]:
     """How many of each kind to keep: most nodes first. Of many pipelines all but up to ``GIVEN_UP``, half, or none."""
     options = [
         sorted({*range(max(0, kind.count - GIVEN_UP), kind.count + 1), kind.count // 2, 0}, reverse=True) for kind in kinds
@@ -195,7 +223,7 @@ def _most_first(kinds: Sequence[Kept]) -> list[tuple[int, ...]]:
     return sorted(product(*options), key=lambda kept: -sum(a * b for a, b in zip(lengths, kept, strict=True)))
 
 
-class _Knapsack:
+class Knapsack:
     """Most micro-batches that exactly so many nodes carry, in at least so many pipelines, at one step time."""
 
     def __init__(self, lengths: Sequence[int], caps: NDArray[np.intp], densest: int, num_nodes: int, least: int) -> None:
@@ -207,25 +235,27 @@ class _Knapsack:
         self._least = least if num_nodes <= max(base, least * longest) else 0
         """Where there are many nodes there are many pipelines anyway."""
         self._size = min(num_nodes, max(base, least * longest))
-        self._best = [[_NONE] * (self._size + 1) for _ in range(self._least + 1)]
+        self._best = [[NONE] * (self._size + 1) for _ in range(self._least + 1)]
         self._best[0][0] = 0
         self._fill()
 
     def capacity(self, num_nodes: int, least: int) -> int:
         inner, copies = self._reduced(num_nodes)
         found = self._best[min(least, self._least)][inner]
-        return _NONE if found == _NONE else found + copies * self._dense_cap
+        return NONE if found == NONE else found + copies * self._dense_cap
 
     def lengths(self, num_nodes: int, least: int) -> tuple[int, ...]:
-        """The pipelines behind ``capacity``, longest first: of equals short ones, since every pipeline is a replica more; then as
-        few different ones as come by."""
+        """The pipelines behind ``capacity``, longest first.
+
+        Of equals short ones, since every pipeline is a replica more; then as few different ones as come by.
+        """
         inner, copies = self._reduced(num_nodes)
         found = [self._dense] * copies
         count = min(least, self._least)
         while inner:
             candidates = [
                 length for length, cap in self._items
-                if length <= inner and self._best[max(0, count - 1)][inner - length] != _NONE
+                if length <= inner and self._best[max(0, count - 1)][inner - length] != NONE
                 and self._best[max(0, count - 1)][inner - length] + cap == self._best[count][inner]
             ]
             used = Counter(found)
