@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from everstep import catalog
 from everstep import cluster as clusters
 from everstep import workload as workloads
 from everstep.catalog.files import load_cluster, load_workload, names
@@ -257,3 +259,24 @@ def test_a_wrong_workload_is_told_where_and_what_was_expected(tmp_path: Path, ol
 def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no cluster 'cluster-9': no such file, and shipped are .*did you mean cluster-8\?"):
         load_cluster("cluster-9")
+
+
+@pytest.mark.parametrize("name", [name for name in names("workload") if name != "workload-tiny-gpt"])
+def test_figures_of_computed_workloads_follow_from_what_their_heads_say(name: str) -> None:
+    head = (Path(catalog.__file__).parent / f"{name}.toml").read_text()
+    said = re.search(r"blocks of width ([\d,]+),.*context ([\d,]+)[;,] ([\d,]+) sequences? a micro-batch", head)
+    assert said is not None
+    width, context, sequences = (int(figure.replace(",", "")) for figure in said.groups())
+    tokens = context * sequences
+    found = load_workload(name)
+    (block, unit), *_ = (
+        (layer, found.units[UnitName(layer.name)]) for layer in found.layers if layer.name.startswith("block")
+    )
+    parameters = unit.parameter_bytes / (4 if "124m" in name else 2)
+    per_s = 125e12
+    matrices_s, attention_s = 2 * parameters * tokens / per_s, 4 * context * width * tokens / per_s
+    assert block.forward_s == pytest.approx(matrices_s + attention_s, rel=0.01)
+    assert block.backward_input_s == pytest.approx(matrices_s + 2 * attention_s, rel=0.01)
+    assert block.backward_weight_s == pytest.approx(matrices_s, rel=0.01)
+    assert block.optimizer_s == pytest.approx(28 * parameters / 1.5e12, rel=0.03)
+    assert (block.output_bytes, block.activation_bytes) == (2 * tokens * width, 34 * tokens * width)
