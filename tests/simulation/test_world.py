@@ -42,10 +42,11 @@ def test_the_seeds_reach_what_is_hard() -> None:
             seen["removed, and alive to hear of it"] += len(world.halts)
             seen["view without a plan"] += len(world.store.views) - len(world.store.plans)
             seen["boundary for a joiner"] += any("change" in f.union.flags for f in world.facts if isinstance(f, Applied))
+            seen["waited for somebody"] += any("no plan of view" in line for line in world.kernel.log)
             seen["better plan for the same members"] += any(": a better plan" in line for line in world.kernel.log)
             seen["nobody left"] += world.agent.end_reason is not None
     assert min(seen.values()) >= 5, seen
-    assert len(seen) == 9
+    assert len(seen) == 10
 
 
 def test_the_same_seed_tells_the_same_story() -> None:

@@ -100,6 +100,15 @@ class PlanAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerDelayed:
+    """Answers ``ComputePlan``: somebody is expected with whom the plan would be better. Whoever comes makes a new view; when
+    ``until_s`` is over the same is asked again."""
+
+    view: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlanWritten:
     """Answers ``WritePlan``: whether the plan of ``view`` in the store is ours."""
 
@@ -162,8 +171,8 @@ class Ticked:
 
 
 Event = (
-    NodeReady | NodeLost | SwapAnswered | ReportCame | PlanAnswered | PlanWritten | ReadyCame | BoundaryCame | StuckCame
-    | FlagWanted | FlagHeld | StepHeard | PlanWanted | Ticked
+    NodeReady | NodeLost | SwapAnswered | ReportCame | PlanAnswered | AnswerDelayed | PlanWritten | ReadyCame | BoundaryCame
+    | StuckCame | FlagWanted | FlagHeld | StepHeard | PlanWanted | Ticked
 )
 
 
@@ -238,7 +247,7 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], tuple[Phase, ...]] = {
     (P.BOUNDARY_WANTED, NodeReady): (P.BOUNDARY_WANTED,),
     (P.SWAPPING, NodeReady): (P.SWAPPING,),
     (P.COLLECTING, NodeReady): (P.COLLECTING,),
-    (P.PLANNING, NodeReady): (P.PLANNING,),
+    (P.PLANNING, NodeReady): (P.PLANNING, P.SWAPPING),
     (P.WRITING, NodeReady): (P.WRITING,),
     (P.MOVING, NodeReady): (P.MOVING,),
     (P.GATHERING, NodeLost): (P.GATHERING, P.SWAPPING, P.ENDED),
@@ -254,6 +263,8 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], tuple[Phase, ...]] = {
     (P.SWAPPING, ReportCame): (P.SWAPPING,),
     (P.PLANNING, PlanAnswered): (P.WRITING, P.ENDED),
     (P.SWAPPING, PlanAnswered): (P.SWAPPING,),
+    (P.PLANNING, AnswerDelayed): (P.PLANNING, P.SWAPPING),
+    (P.SWAPPING, AnswerDelayed): (P.SWAPPING,),
     (P.WRITING, PlanWritten): (P.MOVING, P.ENDED),
     (P.SWAPPING, PlanWritten): (P.SWAPPING,),
     (P.MOVING, ReadyCame): (P.MOVING, P.TRAINING, P.BOUNDARY_WANTED),
@@ -273,7 +284,7 @@ TRANSITIONS: Mapping[tuple[Phase, type[Event]], tuple[Phase, ...]] = {
 }
 """Every legal step: the phases that an event may lead to. ``ENDED`` is not left."""
 
-_CURRENT_ONLY = (ReportCame, PlanAnswered, PlanWritten, ReadyCame, BoundaryCame, StuckCame)
+_CURRENT_ONLY = (ReportCame, PlanAnswered, AnswerDelayed, PlanWritten, ReadyCame, BoundaryCame, StuckCame)
 
 
 class Leader:
@@ -306,10 +317,13 @@ class Leader:
         self._highest_attempt = -1
         self._stuck: tuple[float, str] | None = None
         self._wish: str | None = None
+        self._asked: ComputePlan | None = None
+        self._ask_again_s: float | None = None
 
     def next_deadline_s(self) -> float | None:
         """When to give ``Ticked``; None while nothing is waited for."""
-        return self._stuck[0] if self._stuck else None
+        waits_s = [until_s for until_s in (self._stuck and self._stuck[0], self._ask_again_s) if until_s is not None]
+        return min(waits_s, default=None)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """What to do about ``event``.
@@ -350,6 +364,8 @@ class Leader:
                 return self._collect(report)
             case PlanAnswered(_, order, reason):
                 return self._planned(order, reason)
+            case AnswerDelayed(_, until_s):
+                return self._delayed(until_s)
             case PlanWritten(won=won):
                 return self._written(won)
             case ReadyCame(message):
@@ -380,6 +396,8 @@ class Leader:
         self._candidates[member.node_id] = member
         if self.phase is Phase.GATHERING:
             return self._start_if_complete()
+        if self._ask_again_s is not None:
+            return self._swap()
         return self._want_boundary() if self.phase is Phase.TRAINING else []
 
     def _start_if_complete(self) -> list[Effect]:
@@ -407,7 +425,7 @@ class Leader:
         if not members:
             return self._end(f"{said}; no node is left")
         self.phase = Phase.SWAPPING
-        self._stuck = self._wish = None
+        self._stuck = self._wish = self._ask_again_s = None
         expected = self.view.number if self.view else self._newest_view
         self._proposed = View(expected + 1, members)
         self._causes.append(said)
@@ -451,10 +469,11 @@ class Leader:
         resolution = resolve(reports, self.rollbacks)
         if resolution.step is not None:
             self._known_step = max(self._known_step, resolution.step)
-        return [ComputePlan(
+        self._asked = ComputePlan(
             view=view, resolution=resolution, reports=reports, lost=tuple(self._lost), joined=tuple(self._joined),
             cause="; ".join(self._causes), rollbacks=self.rollbacks,
-        )]
+        )
+        return [self._asked]
 
     def _planned(self, order: PlanOrdered | None, reason: str) -> list[Effect]:
         if self.phase is not Phase.PLANNING:
@@ -464,6 +483,13 @@ class Leader:
         self._order = self._with_rollback(order)
         self.phase = Phase.WRITING
         return [WritePlan(self._order)]
+
+    def _delayed(self, until_s: float) -> list[Effect]:
+        if self.phase is not Phase.PLANNING:
+            return []
+        self._ask_again_s = until_s
+        # Who is expected may have come while the answer was thought about.
+        return self._swap() if self._candidates else []
 
     def _with_rollback(self, order: PlanOrdered) -> PlanOrdered:
         """``order``, in whose roll-back no step repeats the number of a try that may have been made before."""
@@ -534,9 +560,13 @@ class Leader:
         return []
 
     def _tick(self, now_s: float) -> list[Effect]:
-        if self._stuck is None or now_s < self._stuck[0]:
-            return []
-        return self._swap(self._stuck[1])
+        if self._stuck is not None and now_s >= self._stuck[0]:
+            return self._swap(self._stuck[1])
+        if self._ask_again_s is not None and now_s >= self._ask_again_s:
+            assert self._asked is not None, "only an answer is delayed"
+            self._ask_again_s = None
+            return [self._asked]
+        return []
 
     def _end(self, reason: str) -> list[Effect]:
         self.phase = Phase.ENDED
@@ -555,6 +585,6 @@ def _view_of(event: Event) -> int | None:
     match event:
         case ReportCame(message) | ReadyCame(message) | BoundaryCame(message) | StuckCame(message):
             return message.view
-        case PlanAnswered(view) | PlanWritten(view):
+        case PlanAnswered(view) | AnswerDelayed(view) | PlanWritten(view):
             return view
     return None

@@ -40,6 +40,8 @@ class Agent:
     def __init__(self, leads: leader.Leader, world: Surroundings) -> None:
         self.leader = leads
         self.end_reason: str | None = None
+        self.would_wait_s: float | None = None
+        """For how long the next answer is delayed; None: not at all."""
         self._world, self._kernel = world, world.kernel
 
     def handle(self, event: leader.Event) -> None:
@@ -51,7 +53,7 @@ class Agent:
             self._kernel.say(f"leader: {before.value} → {self.leader.phase.value}")
             self._world.moment(self.leader.phase.value)
         deadline_s = self.leader.next_deadline_s()
-        if deadline_s is not None and isinstance(event, leader.StuckCame):
+        if deadline_s is not None and isinstance(event, leader.StuckCame | leader.AnswerDelayed):
             self._kernel.after(deadline_s - self._kernel.now_s, lambda: self.handle(leader.Ticked()))
 
     def receive(self, message: Any) -> None:
@@ -99,6 +101,11 @@ class Agent:
         self._answer(leader.SwapAnswered(effect.view.number, won, self._world.store.view))
 
     def _plan(self, effect: leader.ComputePlan) -> None:
+        wait_s, self.would_wait_s = self.would_wait_s, None
+        if wait_s is not None:
+            self._kernel.say(f"no plan of view {effect.view.number} yet: somebody is expected within {wait_s:.3f} s")
+            self._answer(leader.AnswerDelayed(effect.view.number, self._kernel.now_s + wait_s))
+            return
         self._note_stranded(effect)
         order, reason = self._world.chooser(effect, TOKEN)
         if order is not None:

@@ -100,7 +100,17 @@ class WantPlan:
     at_s: float
 
 
-Fault = Crash | AimedCrash | MomentCrash | DeclaredDead | CutLink | SlowLink | Join | WantFlag | SecondPlan | WantPlan
+@dataclass(frozen=True, slots=True)
+class WouldWait:
+    """From ``at_s`` on: whoever is asked for a plan next says that somebody is expected within ``for_s``, who may not come."""
+
+    at_s: float
+    for_s: float
+
+
+Fault = (
+    Crash | AimedCrash | MomentCrash | DeclaredDead | CutLink | SlowLink | Join | WantFlag | SecondPlan | WantPlan | WouldWait
+)
 
 
 def draw(chance: random.Random, until_s: float) -> tuple[Fault, ...]:
@@ -113,6 +123,8 @@ def draw(chance: random.Random, until_s: float) -> tuple[Fault, ...]:
         happening.append(SecondPlan(chance.uniform(0, until_s)))
     if chance.random() < 0.3:
         happening.append(WantPlan(chance.uniform(0, until_s)))
+    if chance.random() < 0.3:
+        happening.append(WouldWait(chance.uniform(0, until_s), chance.uniform(0.0, 0.1)))
     return (*drawn, *happening)
 
 

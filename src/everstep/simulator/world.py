@@ -181,6 +181,8 @@ class World:
                 self.agent.handle(leader.FlagWanted("checkpoint"))
             case faults.WantPlan():
                 self.agent.handle(leader.PlanWanted("a better plan"))
+            case faults.WouldWait(for_s=for_s):
+                self.agent.would_wait_s = for_s
             case faults.SecondPlan():
                 self._plan_again()
             case faults.AimedCrash() | faults.MomentCrash():

@@ -224,6 +224,68 @@ def test_no_plan_is_wanted_while_one_is_on_its_way(phase: Phase) -> None:
     assert leader.phase is phase
 
 
+def waiting() -> Leader:
+    """A leader of n0, n1, n2 whose plan is held back until 3.0."""
+    leader = in_phase(Phase.PLANNING)
+    assert leader.handle(do.AnswerDelayed(2, 3.0), 1.0) == []
+    assert (leader.phase, leader.next_deadline_s()) == (Phase.PLANNING, 3.0)
+    return leader
+
+
+def test_who_is_waited_for_makes_a_view_of_those_who_are_there() -> None:
+    leader = waiting()
+    assert leader.handle(do.NodeReady(Member(NodeId("n7"))), 2.0) == [
+        do.SwapView(2, view(3, N0, N1, N2, NodeId("n7")), "n7 joins"),
+    ]
+    assert leader.next_deadline_s() is None
+    win(leader)
+    wanted = collect(leader)
+    assert (wanted.lost, wanted.joined) == ((N3,), ("n7",)), "both belong to the same recovery"
+
+
+def test_who_came_while_the_answer_was_thought_about_is_not_waited_for() -> None:
+    leader = in_phase(Phase.PLANNING)
+    leader.handle(do.NodeReady(Member(NodeId("n7"))), 0.0)
+    (swap,) = leader.handle(do.AnswerDelayed(2, 3.0), 1.0)
+    assert isinstance(swap, do.SwapView) and "n7" in swap.view
+
+
+def test_when_the_time_is_over_the_same_is_asked_again() -> None:
+    leader = in_phase(Phase.COLLECTING)
+    asked = collect(leader)
+    leader.handle(do.AnswerDelayed(2, 3.0), 1.0)
+    assert leader.handle(do.Ticked(), 2.9) == []
+    assert leader.handle(do.Ticked(), 3.0) == [asked]
+    assert leader.next_deadline_s() is None
+    assert write(leader).view == 2
+
+
+def test_a_loss_while_somebody_is_waited_for_makes_a_new_view() -> None:
+    leader = waiting()
+    (swap,) = leader.handle(do.NodeLost(N2, "exit 1"), 2.0)
+    assert isinstance(swap, do.SwapView) and swap.view.nodes == (N0, N1)
+    win(leader)
+    assert collect(leader).lost == (N3, N2)
+
+
+def test_an_answer_that_is_late_and_delayed_is_dropped() -> None:
+    leader = in_phase(Phase.PLANNING)
+    leader.handle(do.NodeLost(N2, "exit 1"), 0.0)
+    assert leader.handle(do.AnswerDelayed(2, 3.0), 1.0) == []
+    assert leader.next_deadline_s() is None
+    win(leader)
+    with marks.expect("leader.stale-answer-dropped"):
+        assert leader.handle(do.AnswerDelayed(2, 3.0), 1.0) == []
+
+
+def test_a_lost_link_is_not_forgotten_while_somebody_is_waited_for() -> None:
+    leader = waiting()
+    leader.handle(do.StuckCame(Stuck(2, N0, N1, "state")), 1.0)
+    assert leader.next_deadline_s() == 1.5
+    (swap,) = leader.handle(do.Ticked(), 1.5)
+    assert isinstance(swap, do.SwapView)
+
+
 def test_a_member_that_says_hello_again_is_in_already() -> None:
     leader = training(N0, N1)
     with marks.expect("leader.member-is-in-already"):
