@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from everstep.decision import Candidate
-from everstep.planner import objective
-from everstep.planner.policies.pricing import CANNOT, copied_behind, no_answer
+from everstep.planner.policies.pricing import CANNOT, if_both_fit, in_two_phases, no_answer
 from everstep.planner.policies.situation import Situation
 
 
@@ -21,11 +20,13 @@ def two_phase(situation: Situation, others: list[Candidate]) -> list[Candidate]:
         return [no_answer("two-phase", "nothing can be had at once")]
     if not moving:
         return [no_answer("two-phase", "nothing is worth moving state for")]
-    pairs = [copied_behind(situation, "two-phase", now, later) for now in at_once for later in moving]
-    feasible = [pair for pair in pairs if pair.feasible]
-    if not feasible:
-        return pairs[:1]
-    best = feasible[objective.choose(feasible)]
-    if best.value <= max(candidate.value for candidate in at_once):
-        return [no_answer("two-phase", f"{best.reason}: no more samples than without the second phase")]
-    return [best]
+    pairs = [in_two_phases(situation, "two-phase", now, later) for now in at_once for later in moving]
+    alone = max(candidate.value for candidate in at_once)
+    found = no_answer("two-phase", "nothing is worth moving state for")
+    for pair in sorted(pairs, key=lambda pair: -pair.value):
+        if pair.value <= alone:
+            return [no_answer("two-phase", f"{pair.reason}: no more samples than without the second phase")]
+        found = if_both_fit(situation, pair)
+        if found.feasible:
+            break
+    return [found]

@@ -16,7 +16,7 @@ from everstep.planner.calibrate import residual_of
 from everstep.planner.cost import load_seconds, stall_seconds
 from everstep.planner.memory import overfull
 from everstep.planner.moves import moves_for
-from everstep.planner.parts import grouped, holders, holders_by_unit, units_by_layers
+from everstep.planner.parts import Held, grouped, holders, holders_by_unit
 from everstep.planner.policies.situation import Situation
 from everstep.planner.remembered import Same, remembered
 from everstep.planner.search import Priced, priced
@@ -118,26 +118,40 @@ def copied_behind(situation: Situation, policy: str, now: Candidate, later: Cand
 
     ``now`` needs no state moved, ``later`` is reached by moving some. The state of both is held for a while.
     """
+    return if_both_fit(situation, in_two_phases(situation, policy, now, later))
+
+
+def in_two_phases(situation: Situation, policy: str, now: Candidate, later: Candidate) -> Candidate:
+    """The same, not looking whether memory is enough for both."""
     assert now.plan is not None and later.plan is not None, "both have a plan"
     copied_s = now.stall_s + COPY_SLOWS * (later.stall_s - situation.switch_s)
     first = "as it is" if now.plan.routes == situation.plan.routes else now.policy
     reason = f"now {first}, then {' '.join(filter(None, [later.policy, later.reason]))} after {human_seconds(copied_s)}"
-    too_early = _gone_before(situation, later.plan, copied_s)
-    if too_early:
-        return no_answer(policy, f"{reason}: {too_early} would be gone before what it holds is copied")
-    needed = dict(priced_in(situation, now.plan).needed_bytes)
-    units = units_by_layers({*now.plan.placement.values(), *later.plan.placement.values()}, situation.workload)
-    for node, layers in later.plan.placement.items():
-        new = units[layers] - units[now.plan.placement[node]]
-        needed[node] = needed.get(node, 0) + sum(situation.workload.units[name].held_bytes for name in new)
-    too_much = overfull(needed, situation.cluster, None)  # the limit set for all is on plans; this is for a while
-    if too_much:
-        return no_answer(policy, f"{reason}: while copying, {too_much}")
     return valued(situation, replace(
         now, policy=policy, way="behind", later=later.plan, later_step_s=later.step_s, moved_bytes=later.moved_bytes,
-        copy_s=copied_s - now.stall_s, later_stall_s=situation.switch_s,
-        peak_bytes=max(later.peak_bytes, *needed.values()), reason=reason,
+        copy_s=copied_s - now.stall_s, later_stall_s=situation.switch_s, peak_bytes=later.peak_bytes, reason=reason,
     ))
+
+
+def if_both_fit(situation: Situation, pair: Candidate) -> Candidate:
+    """``pair`` with the memory that it takes, or why it cannot be had."""
+    assert pair.plan is not None and pair.later is not None, "two phases have two plans"
+    too_early = _gone_before(situation, pair.later, pair.stall_s + pair.copy_s)
+    if too_early:
+        return no_answer(pair.policy, f"{pair.reason}: {too_early} would be gone before what it holds is copied")
+    needed = dict(priced_in(situation, pair.plan).needed_bytes)
+    held = Held.of(situation.workload)
+    sizes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    for node, layers in pair.later.placement.items():
+        both = (pair.plan.placement[node], layers)
+        if both not in sizes:
+            new = held.units(layers) - held.units(both[0])
+            sizes[both] = sum(situation.workload.units[name].held_bytes for name in new)
+        needed[node] = needed.get(node, 0) + sizes[both]
+    too_much = overfull(needed, situation.cluster, None)  # the limit set for all is on plans; this is for a while
+    if too_much:
+        return no_answer(pair.policy, f"{pair.reason}: while copying, {too_much}")
+    return replace(pair, peak_bytes=max(pair.peak_bytes, *needed.values()))
 
 
 def _gone_before(situation: Situation, plan: Plan, copied_s: float) -> NodeId | None:
