@@ -3,8 +3,7 @@
 A step is the longest path through the schedule (times of layers, messages between nodes), then each group's reduction
 (``reductions``), then the update of what a node holds. Nodes of one host share its cores, so a step also takes at least the
 host's work divided by its cores, what messages and sums cost a processor included: eight workers on two cores are bound by
-that, not by the path. Nor is it shorter than what
-crosses a link between two sites.
+that, not by the path. Nor is it shorter than what crosses a link between two sites.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from everstep.plan import Plan
 from everstep.planner.beside import chores
 from everstep.planner.pace import pace, staggered_ends
 from everstep.planner.parts import grouped, units_by_layers
-from everstep.planner.reductions import after_work, beside_work, crossing_seconds
+from everstep.planner.reductions import after_work, beside_work, crossing_seconds, own_seconds
 from everstep.planner.shadows import shadow_seconds
 from everstep.quantities import HostId, NodeId, SiteId
 from everstep.schedule import Action, Kind, Schedule, needs
@@ -74,13 +73,18 @@ STAGGERED_STEPS = 8
 
 
 def staggered_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> float:
-    """Seconds between two steps when each node begins the next one as soon as its own sums are applied."""
+    """Seconds between two steps when each node begins the next one as soon as its own sums are applied.
+
+    How nodes drift apart is followed without sums and updates; no node's steps are closer than its own work, sums and update.
+    """
     ends = [
         _updated(plan, workload, cluster, ends_s) for ends_s in staggered_ends(plan, workload, cluster, STAGGERED_STEPS)
     ]
     half = STAGGERED_STEPS // 2
     period_s = (ends[-1] - ends[half - 1]) / (STAGGERED_STEPS - half)
-    return max(period_s, _least_seconds(plan, workload, cluster)) + workload.fixed_s
+    sums_s = own_seconds(plan, workload, cluster)
+    busy_s = max((work_s + sums_s[node] for node, work_s in _work_seconds(plan, workload, cluster).items()), default=0.0)
+    return max(period_s, busy_s, _least_seconds(plan, workload, cluster)) + workload.fixed_s
 
 
 def finish_seconds(plan: Plan, workload: Workload, cluster: Cluster, schedule: Schedule) -> dict[NodeId, float]:
@@ -173,15 +177,7 @@ def shared_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[Hos
     """For each host whose nodes share cores: its work in a step divided by its cores, a floor under the step."""
     if not any(cluster.host_cores.values()):
         return {}
-    work_s = {
-        node: _optimizer_s(layers, cluster.nodes[node].speed, workload) for node, layers in plan.placement.items()
-    }
-    total = _sums(layer.total_s for layer in workload.layers)
-    shadow_s = shadow_seconds(plan.routes, _sums(layer.forward_s for layer in workload.layers))
-    for route, members in grouped(plan.routes).items():
-        for hop in route:
-            each_s = total[hop.end] - total[hop.first] + shadow_s.get(hop.node, 0.0)
-            work_s[hop.node] += len(members) * each_s / cluster.nodes[hop.node].speed
+    work_s = _work_seconds(plan, workload, cluster)
     for node, (message_ends, summed_bytes) in chores(plan, workload).items():
         work_s[node] += workload.beside.seconds(message_ends, summed_bytes) / cluster.nodes[node].speed
     found: dict[HostId, float] = {}
@@ -191,6 +187,20 @@ def shared_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[Hos
         if cores is not None:
             found[host] = found.get(host, 0.0) + seconds / cores
     return found
+
+
+def _work_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[NodeId, float]:
+    """What each node computes in a step, its update included."""
+    work_s = {
+        node: _optimizer_s(layers, cluster.nodes[node].speed, workload) for node, layers in plan.placement.items()
+    }
+    total = _sums(layer.total_s for layer in workload.layers)
+    shadow_s = shadow_seconds(plan.routes, _sums(layer.forward_s for layer in workload.layers))
+    for route, members in grouped(plan.routes).items():
+        for hop in route:
+            each_s = total[hop.end] - total[hop.first] + shadow_s.get(hop.node, 0.0)
+            work_s[hop.node] += len(members) * each_s / cluster.nodes[hop.node].speed
+    return work_s
 
 
 def is_shared(cluster: Cluster) -> bool:

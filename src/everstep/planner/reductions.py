@@ -65,9 +65,25 @@ def after_work(plan: Plan, workload: Workload, cluster: Cluster, ends_s: Mapping
     """When the last node of each sort has its sums, if all are through with their work at ``ends_s``."""
     sorts, members = _sorts(plan, cluster)
     ends = [max([ends_s.get(node, 0.0) for node in nodes]) for nodes in members]
-    links = (cluster.link, cluster.host_link, tuple(cluster.site_links.items()))
-    _reduce(ends, _known_sums(Same(workload), links, tuple(sorts), tuple(map(len, members))))
+    _reduce(ends, _sums_of(workload, cluster, sorts, members))
     return dict(zip(sorts, ends, strict=True))
+
+
+def own_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[NodeId, float]:
+    """For how long each node is busy with its sums in a step, waiting for others not counted."""
+    sorts, members = _sorts(plan, cluster)
+    busy = [0.0] * len(sorts)
+    for each in _sums_of(workload, cluster, sorts, members):
+        for index in each.members:
+            busy[index] += each.ring_s
+    return {node: seconds for nodes, seconds in zip(members, busy, strict=True) for node in nodes}
+
+
+def _sums_of(
+    workload: Workload, cluster: Cluster, sorts: Sequence[Sort], members: Sequence[Sequence[NodeId]],
+) -> tuple[_Sum, ...]:
+    links = (cluster.link, cluster.host_link, tuple(cluster.site_links.items()))
+    return _known_sums(Same(workload), links, tuple(sorts), tuple(map(len, members)))
 
 
 @lru_cache(maxsize=1 << 10)

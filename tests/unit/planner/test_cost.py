@@ -132,3 +132,17 @@ def test_the_smaller_of_two_limits_counts() -> None:
     assert cap_bytes(node(0), cluster_of(1, memory_bytes=5), 3) == 3
     assert cap_bytes(node(0), cluster_of(1, memory_bytes=5), None) == 5
     assert cap_bytes(node(0), cluster_of(1), None) is None
+
+
+def test_no_staggered_step_is_shorter_than_a_nodes_work_sums_and_update() -> None:
+    """Two micro-batches on each of two nodes: 6 of work, a ring of 2.5, an update of 1."""
+    plan = grid_plan(2, 1, 2, order=Order(split=True, staggered=True))
+    workload = workload_of(1, 4, gradient_bytes=10, optimizer_s=1.0, fixed_s=0.5)
+    assert step_seconds(plan, workload, cluster_of(2, link=Link(alpha_s=0.25, bytes_per_s=5.0))) == 6 + 2.5 + 1 + 0.5
+
+
+def test_staggered_steps_need_no_warm_up_between_them() -> None:
+    plan = grid_plan(1, 4, 8, order=Order(split=True, extra_slots=8, staggered=True))
+    workload = workload_of(4, 8)
+    assert step_seconds(plan, workload, cluster_of(4)) == 8 * 3
+    assert step_seconds(replace(plan, order=Order(split=True, extra_slots=8)), workload, cluster_of(4)) > 8 * 3
