@@ -16,15 +16,10 @@ from everstep.errors import InfeasibleError
 from everstep.plan import Order, Plan
 from everstep.planner.cost import step_seconds
 from everstep.planner.first import first_plan
+from everstep.planner.layouts import water_fill
 from everstep.planner.memory import node_bytes
-from everstep.planner.search import (
-    assign,
-    best_plans,
-    interleaved,
-    lacking_bytes,
-    water_fill,
-    why_nothing_fits,
-)
+from everstep.planner.places import assign, interleaved, lacking_bytes
+from everstep.planner.search import best_plans, why_nothing_fits
 from everstep.quantities import parse_bytes
 from everstep.view import Member, View
 

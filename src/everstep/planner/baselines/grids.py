@@ -8,8 +8,9 @@ from dataclasses import replace
 from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner.memory import overfull
 from everstep.planner.parts import grouped, units_by_layers
+from everstep.planner.places import assign, interleaved
 from everstep.planner.policies.situation import Situation
-from everstep.planner.search import Priced, assign, interleaved, priced
+from everstep.planner.search import Priced, priced
 from everstep.planner.splits import Bounds
 from everstep.quantities import NodeId, node_number
 

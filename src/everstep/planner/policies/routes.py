@@ -13,10 +13,10 @@ from everstep.plan import Hop, Plan
 from everstep.planner.cost import is_shared
 from everstep.planner.memory import needed_bytes, overfull
 from everstep.planner.parts import alike, grouped
+from everstep.planner.places import assign
 from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.situation import Situation, available, pipelines_of, route_work_s, whole_routes
 from everstep.planner.reroute import Router
-from everstep.planner.search import assign
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 

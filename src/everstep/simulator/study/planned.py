@@ -28,11 +28,12 @@ from everstep.plan import Hop, Order, Plan
 from everstep.planner.calibrate import Backward, Calibration, Family, Residuals, Shape, family_of
 from everstep.planner.moves import moves_for
 from everstep.planner.parts import units_by_layers
+from everstep.planner.places import interleaved
 from everstep.planner.policies.situation import CheckpointInfo
 from everstep.planner.policies.situation import Situation as Asked
 from everstep.planner.policies.standing import with_redundancy
 from everstep.planner.policies.table import decide
-from everstep.planner.search import best_priced, interleaved, priced
+from everstep.planner.search import best_priced, priced
 from everstep.quantities import NodeId, UnitName
 from everstep.simulator.study.player import Option, Situation, Way
 from everstep.simulator.study.times import even_bounds
