@@ -66,6 +66,7 @@ def first_plan(
 def _with_redundancy(
     found: Sequence[Priced], workload: Workload, cluster: Cluster, config: PlannerConfig, shadows: bool,
 ) -> list[Priced]:
-    answers = [priced(with_redundancy(answer.plan, shadows=shadows), workload, cluster) for answer in found]
+    limit = config.worker_memory_bytes
+    answers = [priced(with_redundancy(answer.plan, shadows=shadows), workload, cluster, limit) for answer in found]
     fitting = [each for each in answers if not overfull(each.needed_bytes, cluster, config.worker_memory_bytes)]
     return sorted(fitting, key=lambda answer: answer.step_s)

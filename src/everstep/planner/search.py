@@ -53,9 +53,9 @@ def with_room(plan: Plan, workload: Workload, cluster: Cluster, worker_memory_by
     return plan if plan.room == room else replace(plan, room=room)
 
 
-def priced(plan: Plan, workload: Workload, cluster: Cluster) -> Priced:
+def priced(plan: Plan, workload: Workload, cluster: Cluster, worker_memory_bytes: int | None = None) -> Priced:
     """One schedule serves both figures. Nodes whose memory is limited get ``with_room``."""
-    plan = with_room(plan, workload, cluster)
+    plan = with_room(plan, workload, cluster, worker_memory_bytes)
     found = pace(plan, workload, cluster)
     if plan.order.staggered:
         step_s = staggered_seconds(plan, workload, cluster)
@@ -87,7 +87,8 @@ def best_priced(
         chosen = assigned(layout, ranked, workload, cluster, holds or {})
         plan = plan_of(layout, chosen, numbered, workload.num_layers, order)
         for extra_slots in _slots_to_try(order, layout):
-            answer = priced(replace(plan, order=replace(order, extra_slots=extra_slots)), workload, cluster)
+            slotted = replace(plan, order=replace(order, extra_slots=extra_slots))
+            answer = priced(slotted, workload, cluster, config.worker_memory_bytes)
             if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):
                 answers.append(answer)
                 break
@@ -123,7 +124,8 @@ def with_best_order(found: Priced, workload: Workload, cluster: Cluster, config:
 
     Clearly, since the prediction leaves out what splitting itself costs: more calls for each linear layer.
     """
-    other = priced(replace(found.plan, order=replace(found.plan.order, split=True)), workload, cluster)
+    split = replace(found.plan, order=replace(found.plan.order, split=True))
+    other = priced(split, workload, cluster, config.worker_memory_bytes)
     fits = not overfull(other.needed_bytes, cluster, config.worker_memory_bytes)
     return other if fits and other.step_s < (1 - SPLIT_MUST_SAVE) * found.step_s else found
 

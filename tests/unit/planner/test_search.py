@@ -119,6 +119,15 @@ def test_pipelines_are_no_longer_than_max_stages() -> None:
     assert max(len(route) for plan in found for route in plan.routes) == 2
 
 
+def test_a_limit_for_all_workers_bounds_the_activations_that_a_node_may_hold() -> None:
+    """Their own memory is larger: what they may hold beside their state follows from the smaller of the two."""
+    workload = workload_of(4, 8, state_bytes=9, gradient_bytes=1, activation_bytes=2)
+    cluster, limit = cluster_of(4, memory_bytes=1000), PlannerConfig(worker_memory_bytes=30)
+    found = best_plans(list(cluster.nodes), workload, cluster, limit)
+    assert found
+    assert all(max(node_bytes(plan, workload).values()) <= 30 for plan in found)
+
+
 def test_memory_makes_pipelines_longer() -> None:
     workload = workload_of(4, 8, state_bytes=9, gradient_bytes=1, activation_bytes=0)
     tight = PlannerConfig(worker_memory_bytes=10)

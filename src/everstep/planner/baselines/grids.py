@@ -45,7 +45,7 @@ def grid(situation: Situation, cuts: Bounds, order: Order) -> Priced | None:
     if not count:
         return None
     plan = built(situation, [cuts] * count, even_shares(workload.num_micro_batches, count), order)
-    answer = priced(plan, workload, situation.cluster)
+    answer = priced(plan, workload, situation.cluster, situation.config.worker_memory_bytes)
     too_much = overfull(answer.needed_bytes, situation.cluster, situation.config.worker_memory_bytes)
     return None if too_much else answer
 
