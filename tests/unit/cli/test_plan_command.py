@@ -1,10 +1,12 @@
 """``everstep plan`` asks the planner and prints its answer; nothing runs."""
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
+from everstep.config import Policy
 from tests.unit.cli.calling import Caller
 
 TINY = ("plan", "--cluster", "cluster-8", "--workload", "workload-tiny-gpt")
@@ -79,6 +81,17 @@ def test_in_words_it_shows_the_plan_before_the_table_and_the_plan_after(call: Ca
     assert out.startswith("before: a step takes")
     assert "next event expected in 60.00 s" in out
     assert "lost: n3, n4" in out.splitlines()
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+def test_every_policy_can_be_asked_for_by_name(call: Caller, policy: str):
+    asked = ("plan", "--cluster", "cluster-30", "--workload", "workload-gpt-350m", "--lose", "n3", "--policy", policy)
+    answer = call(*asked, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    said = msgspec.json.decode(answer.out)
+    names = {candidate["policy"] for candidate in said["candidates"]}
+    assert policy == "auto" or policy in names
+    assert said["candidates"][said["chosen"]]["feasible"] and said["step_s"] > 0
 
 
 def test_a_newcomer_is_part_of_the_answer(call: Caller):
