@@ -10,7 +10,10 @@ from everstep.config import PlannerConfig
 from everstep.decision import Candidate, Decision
 from everstep.plan import Order
 from everstep.planner import objective
+from everstep.planner.baselines.grids import alike
+from everstep.planner.baselines.systems import SYSTEMS
 from everstep.planner.cost import is_shared
+from everstep.planner.layouts import COMPARED
 from everstep.planner.memory import overfull
 from everstep.planner.policies.pricing import at_risk, layout_words
 from everstep.planner.policies.standing import with_redundancy
@@ -32,13 +35,18 @@ def first_plan(
     """The best layout of ``nodes``, ``idle`` of them left out as spares, as a decision with what it was compared with.
 
     ``split``: ``auto`` splits backward only where each node has a device of its own and the step is predicted faster.
-    Policies that stand on redundancy start with it, if it fits; ``shadows``: who shadows a hop also computes it.
+    Policies that stand on redundancy start with it, if it fits; ``shadows``: who shadows a hop also computes it. Published
+    systems whose pipelines are all cut alike start with such.
 
     Raises:
         InfeasibleError: nothing fits; ``rejected`` says for each number of stages why.
     """
     order = Order(split=split == "on")
-    found = best_priced(nodes, workload, cluster, config, order=order, idle=min(idle, len(nodes) - 1))
+    idle = min(idle, len(nodes) - 1)
+    if config.policy in SYSTEMS and SYSTEMS[config.policy].starts_alike:
+        found = alike(nodes, workload, cluster, config, order, idle=idle)[:COMPARED]
+    else:
+        found = best_priced(nodes, workload, cluster, config, order=order, idle=idle)
     if not found:
         raise why_nothing_fits(nodes, workload, cluster, config)
     if split == "auto" and not is_shared(cluster):

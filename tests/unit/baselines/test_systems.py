@@ -11,7 +11,7 @@ from everstep.config import PlannerConfig
 from everstep.decision import Candidate
 from everstep.plan import Hop, Order, Plan
 from everstep.planner.baselines.chameleon import rerouted_slots
-from everstep.planner.baselines.grids import cuts_of, even_cuts, grid
+from everstep.planner.baselines.grids import cuts_of, equal_cuts, even_cuts, grid
 from everstep.planner.baselines.rerouting import plain_reroute
 from everstep.planner.baselines.selection import chameleon
 from everstep.planner.baselines.systems import SYSTEMS
@@ -261,6 +261,29 @@ def test_chameleon_without_a_copy_of_everything_goes_back_to_a_checkpoint() -> N
 
 
 # All of them.
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_systems_for_pipelines_that_are_cut_alike_start_with_such(name: str) -> None:
+    workload = workload_of(5, 14)
+    nodes = [node(number) for number in range(7)]
+    config = PlannerConfig(policy=name, max_stages=3)  # type: ignore[arg-type]
+    plan = first_plan(nodes, workload, cluster_of(7, cores=None, memory_bytes=150), config).plan
+    if SYSTEMS[name].starts_alike:
+        assert cuts_of(plan) is not None and len(plan.pipelines()) >= 2
+    assert wrong_with(situation_after(plan, workload=workload), plan) == []
+
+
+def test_blocks_are_shared_out_evenly_and_the_ends_take_what_is_besides() -> None:
+    """An embedding, six blocks and a head."""
+    workload = workload_of(8, 4)
+    sizes = [90, 30, 30, 30, 30, 30, 30, 50]
+    units = {
+        name: replace(unit, state_bytes=size) for (name, unit), size in zip(workload.units.items(), sizes, strict=True)
+    }
+    workload = replace(workload, units=units)
+    assert equal_cuts(workload, 3) == ((0, 3), (3, 5), (5, 8))
+    assert equal_cuts(workload, 4) is None and equal_cuts(workload, 1) == ((0, 8),)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

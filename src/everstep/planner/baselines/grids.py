@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
+import numpy as np
+
+from everstep.cluster import Cluster
+from everstep.config import PlannerConfig
 from everstep.plan import Hop, Order, Plan, Route
+from everstep.planner.layouts import Catalogue, Layout
 from everstep.planner.memory import overfull
-from everstep.planner.parts import grouped, units_by_layers
-from everstep.planner.places import assign, interleaved
+from everstep.planner.parts import Held, grouped, units_by_layers
+from everstep.planner.places import assign, interleaved, plan_of
 from everstep.planner.policies.situation import Situation
 from everstep.planner.search import Priced, priced
 from everstep.planner.splits import Bounds
 from everstep.quantities import NodeId, node_number
+from everstep.workload import Workload
 
 NOT_ALIKE = "the pipelines are not cut alike"
 
@@ -51,13 +58,58 @@ def grid(situation: Situation, cuts: Bounds, order: Order) -> Priced | None:
 
 
 def grids(situation: Situation, order: Order, *, dividing: bool = False) -> list[Priced]:
-    """The grid of every depth that fits, fastest first. ``dividing``: only with as many layers on every stage."""
-    num_layers = situation.workload.num_layers
-    depths = range(1, min(num_layers, situation.config.max_stages, len(situation.usable)) + 1)
-    found = [
-        grid(situation, even_cuts(num_layers, depth), order) for depth in depths if not (dividing and num_layers % depth)
-    ]
-    return sorted([answer for answer in found if answer is not None], key=lambda answer: answer.step_s)
+    """The grid of every depth that fits, fastest first. ``dividing``: with as many equal layers on every stage, if any fits."""
+    workload = situation.workload
+    depths = range(1, min(workload.num_layers, situation.config.max_stages, len(situation.usable)) + 1)
+    cuts = [equal_cuts(workload, depth) if dividing else even_cuts(workload.num_layers, depth) for depth in depths]
+    found = [grid(situation, each, order) for each in cuts if each is not None]
+    answers = sorted([answer for answer in found if answer is not None], key=lambda answer: answer.step_s)
+    return grids(situation, order) if dividing and not answers else answers
+
+
+def equal_cuts(workload: Workload, num_stages: int) -> Bounds | None:
+    """With the same number of a model's equal layers on every stage; what is before and after them goes to the ends.
+
+    Layers are equal that weigh the same: the blocks of a model, not its embedding or its head. None: it does not come out.
+    """
+    held = Held.of(workload)
+    sizes = [held.held_bytes((layer,)) for layer in range(workload.num_layers)]
+    runs = [len(list(members)) for _, members in groupby(sizes)]
+    longest = max(range(len(runs)), key=lambda index: runs[index])
+    each, left_over = divmod(runs[longest], num_stages)
+    if left_over:
+        return None
+    ends = [sum(runs[:longest]) + each * (stage + 1) for stage in range(num_stages)]
+    ends[-1] = workload.num_layers
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def alike(
+    nodes: Sequence[NodeId], workload: Workload, cluster: Cluster, config: PlannerConfig, order: Order, *, idle: int = 0,
+) -> list[Priced]:
+    """Layouts to start with, fastest first: of every depth as many pipelines as there are nodes for, all with its best cuts.
+
+    Those with two pipelines or more come before a lone one. At least ``idle`` nodes are left out.
+    """
+    catalogue = Catalogue(workload, cluster, config, nodes, order)
+    splits = catalogue.splits
+    ranked = sorted(nodes, key=lambda node: (cluster.nodes[node].host, node_number(node)))
+    found: list[tuple[bool, Priced]] = []
+    for depth in range(1, splits.longest + 1):
+        count = min((len(nodes) - idle) // depth, workload.num_micro_batches)
+        if not count:
+            break
+        shares = even_shares(workload.num_micro_batches, count)
+        times = splits.seconds(depth)
+        share = min(max(shares), len(times))
+        if not np.isfinite(times[share - 1]):
+            continue
+        layout = Layout(splits=(splits.bounds(depth, share),) * count, shares=shares, estimate_s=float(times[share - 1]))
+        plan = plan_of(layout, ranked, sorted(nodes, key=node_number), workload.num_layers, order)
+        answer = priced(plan, workload, cluster, config.worker_memory_bytes)
+        if not overfull(answer.needed_bytes, cluster, config.worker_memory_bytes):
+            found.append((count < 2, answer))
+    return [answer for _, answer in sorted(found, key=lambda each: (each[0], each[1].step_s))]
 
 
 def built(

@@ -43,6 +43,8 @@ class System:
 
     propose: Callable[[Situation], list[Candidate]]
     choose: Callable[[Situation, Sequence[Candidate]], int] = by_value
+    starts_alike: bool = True
+    """Whether it begins with pipelines that are all cut alike."""
 
 
 def bamboo(situation: Situation) -> list[Candidate]:
@@ -54,7 +56,7 @@ def bamboo(situation: Situation) -> list[Candidate]:
 
 
 SYSTEMS: Mapping[str, System] = {
-    "oobleck": System(oobleck),
+    "oobleck": System(oobleck, starts_alike=False),
     "recycle": System(recycle),
     "plain-reroute": System(plain_reroute),
     "bamboo": System(bamboo),
