@@ -21,7 +21,7 @@ from everstep.planner.parts import distinct
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 
-TOLERATED = 0.04
+TOLERATED = 0.06
 """By how much the busiest node may be above the bound before work is passed on: finer pieces make more hops."""
 
 PASSED_ON = 24
