@@ -280,3 +280,11 @@ def test_figures_of_computed_workloads_follow_from_what_their_heads_say(name: st
     assert block.backward_weight_s == pytest.approx(matrices_s, rel=0.01)
     assert block.optimizer_s == pytest.approx(28 * parameters / 1.5e12, rel=0.03)
     assert (block.output_bytes, block.activation_bytes) == (2 * tokens * width, 34 * tokens * width)
+
+
+def test_the_cluster_that_the_documentation_shows_can_be_read(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[3] / "docs" / "planner.md"
+    (block,) = re.findall(r"```toml\n(.*?)```", docs.read_text(), re.DOTALL)
+    found = load_cluster(written(tmp_path, block))
+    assert {site: len(nodes) for site, nodes in found.sites().items()} == {"east": 32, "west": 32}
+    assert len(found.hosts()[HostId("b1")]) == 8
