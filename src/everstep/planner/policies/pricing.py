@@ -71,7 +71,11 @@ def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Wa
 def priced_in(situation: Situation, plan: Plan) -> Priced:
     """``plan`` with its step time and its memory, looked at once however often it is asked for."""
     # what is kept holds on to the plan that was asked about, which may not be the one that was priced: no other takes its id
-    return situation.remembered(("priced", id(plan)), lambda: (plan, priced(plan, situation.workload, situation.cluster)))[1]
+    limit = situation.config.worker_memory_bytes
+    answer = situation.remembered(
+        ("priced", id(plan)), lambda: (plan, priced(plan, situation.workload, situation.cluster, limit)),
+    )
+    return answer[1]
 
 
 def valued(
@@ -85,7 +89,7 @@ def valued(
     """
     assert candidate.plan is not None, "without a plan nothing is trained"
     workload = situation.workload
-    risk = at_risk(candidate.plan, workload) if risk is None else risk
+    risk = (at_risk(candidate.plan, workload) if risk is None else risk) + _risk_after(situation, candidate.plan)
     until_s = _until_s(situation, candidate.plan)
     if any(situation.ends.get(node, math.inf) < candidate.stall_s for node in sources):
         until_s = 0.0
@@ -99,7 +103,8 @@ def valued(
             batch=workload.batch, step_s=candidate.step_s, stall_s=candidate.stall_s, copy_s=candidate.copy_s,
             later_step_s=candidate.later_step_s, later_stall_s=candidate.later_stall_s, gap=situation.gap, until_s=until_s,
             later_until_s=_until_s(situation, candidate.later), at_risk=risk,
-            later_at_risk=at_risk(candidate.later, workload) if later_risk is None else later_risk,
+            later_at_risk=(at_risk(candidate.later, workload) if later_risk is None else later_risk)
+            + _risk_after(situation, candidate.later),
             redo_steps=situation.redo_steps,
         )
     return replace(candidate, value=samples)
@@ -174,6 +179,24 @@ def _lone(workload: Same[Workload], counts: tuple[tuple[tuple[int, ...], int], .
     """How many nodes hold the only copy of some unit, where so many hold which layers."""
     by_unit = holders_by_unit([(layers, 1.0) for layers, _ in counts], workload.value)
     return len({indices[0] for indices in by_unit.values() if sum(counts[index][1] for index in indices) == 1})
+
+
+def _risk_after(situation: Situation, plan: Plan) -> float:
+    """The chance that the next two losses take both holders of some unit, the second before it was copied anew."""
+    counts = tuple(sorted((layers, len(nodes)) for layers, nodes in holders(plan.placement).items()))
+    pairs = _only_pairs(Same(situation.workload), counts)
+    if not pairs:
+        return 0.0
+    held, num_nodes = Held.of(situation.workload), len(plan.placement)
+    copied_s = situation.switch_s + situation.cluster.link.seconds(max(held.held_bytes(layers) for layers, _ in counts))
+    return pairs / (num_nodes * (num_nodes - 1) / 2) * (1 - situation.gap.survival(copied_s))
+
+
+@lru_cache(maxsize=1 << 10)
+def _only_pairs(workload: Same[Workload], counts: tuple[tuple[tuple[int, ...], int], ...]) -> int:
+    """How many pairs of nodes are the two holders of some unit, where so many hold which layers."""
+    by_unit = holders_by_unit([(layers, 1.0) for layers, _ in counts], workload.value)
+    return len({indices for indices in by_unit.values() if sum(counts[index][1] for index in indices) == 2})
 
 
 def layout_words(plan: Plan) -> str:
