@@ -19,8 +19,10 @@ from everstep.quantities import NodeId
 from everstep.workload import Workload
 
 SEARCHED_TO = 40
-"""Algorithm 1 tries every way to cut the number of nodes into lengths. Beyond so many nodes the exact search stands in for
-it, which finds nothing slower."""
+"""Algorithm 1 tries every way to cut the number of nodes into lengths, and every way to place extra layers. For more nodes
+than this, or pipelines longer than ``DEEP``, the exact search stands in for it, which finds nothing slower."""
+
+DEEP = 8
 
 
 def chameleon(situation: Situation) -> list[Candidate]:
@@ -84,13 +86,13 @@ def _own_step_s(situation: Situation, plan: Plan) -> float | None:
 
 
 def _dynamic(situation: Situation) -> Plan | None:
-    """Algorithm 1 over all survivors; pipelines from half to twice as long as the longest before."""
+    """Algorithm 1 over all survivors; pipelines from half as long as the longest before to two nodes longer."""
     num_nodes, workload = len(situation.usable), situation.workload
-    if num_nodes > SEARCHED_TO:
+    longest = max(len(route) for route in grouped(situation.plan.routes))
+    if num_nodes > SEARCHED_TO or longest > DEEP:
         found = layouts(situation)
         return min(found, key=lambda answer: answer.step_s).plan if found else None
-    longest = max(len(route) for route in grouped(situation.plan.routes))
-    lengths = range(max(1, longest // 2), min(2 * longest, workload.num_layers, situation.config.max_stages) + 1)
+    lengths = range(max(1, longest // 2), min(longest + 2, workload.num_layers, situation.config.max_stages) + 1)
     plan = fastest_plan(
         num_nodes, workload.num_layers, workload.num_micro_batches, lengths, most_layers=_most_layers(situation, workload),
     )
