@@ -87,11 +87,15 @@ class Levelled:
         self._speed = [speeds[node] for node in self._nodes]
         runs = {layers: run_ends(layers, workload.num_layers) for layers in set(available.values())}
         self._until = [runs[available[node]] for node in self._nodes]
-        held = [available[node] for node in self._nodes]
-        self._near = [
-            [other for other, theirs in enumerate(held) if other != number and not ours.isdisjoint(theirs)]
-            for number, ours in enumerate(held)
-        ]
+        by_window: dict[frozenset[int], list[int]] = {}
+        for number, node in enumerate(self._nodes):
+            by_window.setdefault(available[node], []).append(number)
+        near = {
+            ours: [number for theirs, members in by_window.items() if not ours.isdisjoint(theirs) for number in members]
+            for ours in by_window
+        }
+        self._near = [near[available[node]] for node in self._nodes]
+        """By node, who can compute some of the same layers; itself, too."""
         head_s = heads_s(workload, split=split)
         self._end_s = [head_s[min(available[node])] for node in self._nodes]
         self._pieces: list[list[_Piece]] = []
