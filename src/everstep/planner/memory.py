@@ -6,12 +6,12 @@ hop until the last backward there, so their peak follows from the order of actio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.parts import Held, grouped, holders
+from everstep.planner.parts import Held, alike, holders
 from everstep.planner.remembered import remembered
 from everstep.planner.schedules import order_of
 from everstep.quantities import NodeId, human_bytes
@@ -52,22 +52,48 @@ def rooms(plan: Plan, workload: Workload, caps: Mapping[NodeId, int | None]) -> 
     """
     active = tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0))
     held = Held.of(workload)
-    state = {layers: held.held_bytes(layers) for layers in holders(plan.placement)}
-    routes = grouped(plan.routes)
+    plain, others = alike(plan.routes)
+    routes = [*(shape.routes[0] for shape in plain), *(route for part in others for route in part.routes)]
     longest = max(map(len, routes), default=0)
-    most: dict[NodeId, int] = {}
-    layer_bytes: dict[NodeId, float] = {}
-    for route in routes:
+    found: dict[NodeId, int] = {}
+    known: dict[tuple[tuple[int, ...], int, float, int], int] = {}
+    """By what a node holds, what would be enough for it, what a layer takes, and its cap: few nodes differ in all of these."""
+
+    def note(node: NodeId, enough: int, layer_bytes: float) -> None:
+        cap = caps.get(node)
+        if cap is not None and layer_bytes:
+            key = (plan.placement[node], enough, layer_bytes, cap)
+            if key not in known:
+                known[key] = max(0, min(enough, int((cap - held.held_bytes(key[0])) / layer_bytes)))
+            found[node] = known[key]
+
+    for shape in plain:
+        route = shape.routes[0]
         for index, hop in enumerate(route):
             layers = hop.end - hop.first
-            most[hop.node] = max(most.get(hop.node, 0), (len(route) - index + longest) * layers)
-            layer_bytes[hop.node] = max(layer_bytes.get(hop.node, 0.0), (active[hop.end] - active[hop.first]) / layers)
-    found = {}
-    for node, enough in most.items():
-        cap = caps.get(node)
-        if cap is not None and layer_bytes[node]:
-            found[node] = max(0, min(enough, int((cap - state[plan.placement[node]]) / layer_bytes[node])))
+            enough, layer_bytes = (len(route) - index + longest) * layers, (active[hop.end] - active[hop.first]) / layers
+            for node in shape.nodes[index::len(route)]:
+                note(node, enough, layer_bytes)
+    for part in others:
+        most: dict[NodeId, int] = {}
+        dearest: dict[NodeId, float] = {}
+        for route in part.routes:
+            for index, hop in enumerate(route):
+                layers = hop.end - hop.first
+                most[hop.node] = max(most.get(hop.node, 0), (len(route) - index + longest) * layers)
+                dearest[hop.node] = max(dearest.get(hop.node, 0.0), (active[hop.end] - active[hop.first]) / layers)
+        for node, enough in most.items():
+            note(node, enough, dearest[node])
     return found
+
+
+def caps_of(nodes: Iterable[NodeId], cluster: Cluster, worker_memory_bytes: int | None) -> dict[NodeId, int | None]:
+    """``cap_bytes`` of each node."""
+    least, most = _caps(cluster)
+    if least == most:
+        cap = min(least, float("inf") if worker_memory_bytes is None else worker_memory_bytes)
+        return dict.fromkeys(nodes, None if cap == float("inf") else int(cap))
+    return {node: cap_bytes(node, cluster, worker_memory_bytes) for node in nodes}
 
 
 def cap_bytes(node: NodeId, cluster: Cluster, worker_memory_bytes: int | None) -> int | None:

@@ -55,7 +55,9 @@ def _stand_ins(shape: Alike, table: _Times, plan: Plan) -> Iterator[tuple[Route,
     """Routes to look at, and the nodes that each of them speaks for."""
     if not table.is_one_for_all:
         yield from ((route, [hop.node for hop in route]) for route in shape.routes)
-    elif not plan.room:
+        return
+    rooms = list(map(plan.room.get, shape.nodes))
+    if rooms == rooms[:len(shape.routes[0])] * len(shape.routes):
         yield shape.routes[0], shape.nodes
     else:
         same: dict[object, list[Route]] = {}

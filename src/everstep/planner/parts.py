@@ -5,7 +5,7 @@ A part with a single route is a plain pipeline. Thousands of them that are ``Ali
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -37,19 +37,42 @@ class Part:
         return pairs
 
 
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """Distinct routes, in the order in which micro-batches take them first, and the micro-batches of each, ascending."""
+class Grouped(Mapping[Route, tuple[int, ...]]):
+    """Distinct routes, in the order in which micro-batches take them first, and the micro-batches of each, ascending.
 
-    routes: tuple[Route, ...]
-    micro_batches: tuple[tuple[int, ...], ...]
-    number: Mapping[int, int]
-    """By ``id`` of every route that was grouped: an index into ``routes``."""
+    A mapping that hashes a route only when it is asked for one that was not grouped: hashing hops takes longest.
+    """
+
+    __slots__ = ("_by_route", "_grouped", "micro_batches", "number", "routes")
+
+    def __init__(
+        self, grouped: Sequence[Route], routes: tuple[Route, ...], micro_batches: tuple[tuple[int, ...], ...],
+        number: Mapping[int, int],
+    ) -> None:
+        """``number``: by ``id`` of every route in ``grouped`` an index into ``routes``."""
+        self._grouped = grouped
+        """Kept, so that no other object takes an ``id`` of these."""
+        self.routes, self.micro_batches, self.number = routes, micro_batches, number
+        self._by_route: dict[Route, int] | None = None
+
+    def __getitem__(self, route: Route) -> tuple[int, ...]:
+        number = self.number.get(id(route))
+        if number is None:
+            if self._by_route is None:
+                self._by_route = {each: index for index, each in enumerate(self.routes)}
+            number = self._by_route[route]
+        return self.micro_batches[number]
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self.routes)
+
+    def __len__(self) -> int:
+        return len(self.routes)
 
 
 @remembered(64)
-def distinct(routes: Sequence[Route]) -> Grouped:
-    """``routes`` grouped. Those that are one object are compared as objects first: comparing hops takes longest."""
+def grouped(routes: Sequence[Route]) -> Grouped:
+    """``routes`` grouped. Those that are one object are compared as objects first."""
     by_object: dict[int, list[int]] = {}
     for micro_batch, name in enumerate(map(id, routes)):
         if name in by_object:
@@ -65,14 +88,7 @@ def distinct(routes: Sequence[Route]) -> Grouped:
             found.append(members)
         else:
             found[index] = sorted(found[index] + members)
-    return Grouped(tuple(numbers), tuple(map(tuple, found)), number)
-
-
-@remembered(64)
-def grouped(routes: Sequence[Route]) -> Mapping[Route, Sequence[int]]:
-    """Distinct routes and the micro-batches of each."""
-    found = distinct(routes)
-    return dict(zip(found.routes, found.micro_batches, strict=True))
+    return Grouped(routes, tuple(numbers), tuple(map(tuple, found)), number)
 
 
 def parts(plan: Plan, num_micro_batches: int | None = None) -> tuple[Part, ...]:
@@ -82,7 +98,7 @@ def parts(plan: Plan, num_micro_batches: int | None = None) -> tuple[Part, ...]:
 
 @remembered(32)
 def _parts(routes: tuple[Route, ...]) -> tuple[Part, ...]:
-    found = distinct(routes)
+    found = grouped(routes)
     part_of: dict[NodeId, list[Route]] = {}
     for route in found.routes:
         met = [part_of[hop.node] for hop in route if hop.node in part_of]

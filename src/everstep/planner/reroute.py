@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from everstep.plan import Hop, Route
 from everstep.planner.level import Levelled, run_ends
-from everstep.planner.parts import distinct
+from everstep.planner.parts import grouped
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 
@@ -55,7 +55,7 @@ class Router:
 
         ``passed_on``: so many times work may be passed on after that.
         """
-        routes = distinct(old)
+        routes = grouped(old)
         kept: list[Route] = []
         """What is left of each; the route itself where nothing has changed."""
         for route, members in zip(routes.routes, routes.micro_batches, strict=True):

@@ -19,7 +19,7 @@ from everstep.errors import InfeasibleError
 from everstep.plan import Order, Plan, Route
 from everstep.planner.cost import is_shared, seconds_after, staggered_seconds
 from everstep.planner.layouts import Catalogue, Layout, rounded, smallest_cap
-from everstep.planner.memory import cap_bytes, needed_bytes, overfull, rooms
+from everstep.planner.memory import cap_bytes, caps_of, needed_bytes, overfull, rooms
 from everstep.planner.pace import pace
 from everstep.planner.places import Holds, assigned, plan_of
 from everstep.planner.splits import Splits
@@ -48,7 +48,7 @@ def with_room(plan: Plan, workload: Workload, cluster: Cluster, worker_memory_by
     """``plan`` with leave for each node to fill its memory with activations, if that is limited and it has its device alone."""
     room: dict[NodeId, int] = {}
     if len(plan.placement) <= ROOMY_NODES and not is_shared(cluster):
-        caps = {node: cap_bytes(node, cluster, worker_memory_bytes) for node in plan.placement}
+        caps = caps_of(plan.placement, cluster, worker_memory_bytes)
         room = rooms(plan, workload, caps) if any(caps.values()) else room
     return plan if plan.room == room else replace(plan, room=room)
 

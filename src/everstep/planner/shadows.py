@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from everstep.plan import Route
-from everstep.planner.parts import distinct, grouped
+from everstep.planner.parts import grouped
 from everstep.planner.remembered import remembered
 from everstep.quantities import NodeId
 
@@ -18,7 +18,7 @@ from everstep.quantities import NodeId
 @remembered(32)
 def shadowed(routes: tuple[Route, ...]) -> Mapping[NodeId, Sequence[tuple[int, int, float]]]:
     """By node that shadows and computes: layer ranges, and how many shadowed micro-batches there are for each of its own."""
-    if not [hop for route in distinct(routes).routes for hop in route if hop.shadow is not None]:
+    if not [hop for route in grouped(routes).routes for hop in route if hop.shadow is not None]:
         return {}
     visits: dict[NodeId, int] = {}
     found: dict[NodeId, list[tuple[int, int, int]]] = {}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from everstep.decision import Candidate
 from everstep.plan import Plan, Route
 from everstep.planner import objective
-from everstep.planner.parts import distinct
+from everstep.planner.parts import grouped
 from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.routes import over_the_living, rerouted, with_slots
 from everstep.planner.policies.situation import Situation, available, route_work_s
@@ -77,7 +77,7 @@ def _loads_of(situation: Situation) -> tuple[Plan, dict[NodeId, float]] | str:
     if isinstance(plan, str):
         return plan
     load_s = dict.fromkeys(situation.nodes, 0.0)
-    found = distinct(plan.routes)
+    found = grouped(plan.routes)
     for route, members in zip(found.routes, found.micro_batches, strict=True):
         for hop, hop_s in zip(route, route_work_s(situation, route), strict=True):
             load_s[hop.node] += len(members) * hop_s

@@ -14,7 +14,7 @@ from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner.calibrate import Residuals
 from everstep.planner.cost import SWITCH_S
 from everstep.planner.objective import Curve, Exponential, Gap
-from everstep.planner.parts import Grouped, Held, alike, distinct
+from everstep.planner.parts import Grouped, Held, alike, grouped
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.workload import Workload
 
@@ -140,7 +140,7 @@ def is_broken(situation: Situation) -> bool:
 
 def pipelines_of(situation: Situation) -> Grouped:
     """Distinct routes of the plan before, and their micro-batches."""
-    return distinct(situation.plan.routes)
+    return grouped(situation.plan.routes)
 
 
 def whole_routes(situation: Situation) -> tuple[int, ...]:
