@@ -155,9 +155,9 @@ def plan_bytes(plan: Plan, workload: Workload) -> int:
     return max(node_bytes(plan, workload).values())
 
 
-def test_among_all_redundancy_is_proposed_only_where_something_is_held_once() -> None:
-    safe = next(each for each in propose(under(after(grid_plan(3, 2, 4), 1), "auto")) if each.policy == "redundant")
-    assert safe.plan is None
+def test_among_all_redundancy_is_proposed_only_where_something_is_held_by_few() -> None:
+    safe = next(each for each in propose(under(after(grid_plan(4, 2, 4), 1), "auto")) if each.policy == "redundant")
+    assert (safe.plan, safe.reason) == (None, "no layer depends on one or two nodes alone")
     alone = [each for each in propose(under(after(grid_plan(2, 2, 4), 1), "auto")) if each.policy == "redundant"]
     assert any(each.feasible for each in alone)
 

@@ -89,7 +89,7 @@ def valued(
     """
     assert candidate.plan is not None, "without a plan nothing is trained"
     workload = situation.workload
-    risk = (at_risk(candidate.plan, workload) if risk is None else risk) + _risk_after(situation, candidate.plan)
+    risk = (at_risk(candidate.plan, workload) if risk is None else risk) + risk_after(situation, candidate.plan)
     until_s = _until_s(situation, candidate.plan)
     if any(situation.ends.get(node, math.inf) < candidate.stall_s for node in sources):
         until_s = 0.0
@@ -104,7 +104,7 @@ def valued(
             later_step_s=candidate.later_step_s, later_stall_s=candidate.later_stall_s, gap=situation.gap, until_s=until_s,
             later_until_s=_until_s(situation, candidate.later), at_risk=risk,
             later_at_risk=(at_risk(candidate.later, workload) if later_risk is None else later_risk)
-            + _risk_after(situation, candidate.later),
+            + risk_after(situation, candidate.later),
             redo_steps=situation.redo_steps,
         )
     return replace(candidate, value=samples)
@@ -181,7 +181,7 @@ def _lone(workload: Same[Workload], counts: tuple[tuple[tuple[int, ...], int], .
     return len({indices[0] for indices in by_unit.values() if sum(counts[index][1] for index in indices) == 1})
 
 
-def _risk_after(situation: Situation, plan: Plan) -> float:
+def risk_after(situation: Situation, plan: Plan) -> float:
     """The chance that the next two losses take both holders of some unit, the second before it was copied anew."""
     counts = tuple(sorted((layers, len(nodes)) for layers, nodes in holders(plan.placement).items()))
     pairs = _only_pairs(Same(situation.workload), counts)

@@ -33,7 +33,8 @@ from everstep.planner.baselines.systems import SYSTEMS
 from everstep.planner.policies.behind import two_phase
 from everstep.planner.policies.foresight import choose_with_foresight, until_moved_s
 from everstep.planner.policies.layouts import grow, layouts, repartition, restore
-from everstep.planner.policies.pricing import at_risk, no_answer
+from everstep.planner.policies.local import only_inside
+from everstep.planner.policies.pricing import at_risk, no_answer, risk_after
 from everstep.planner.policies.roles import heal, normalize
 from everstep.planner.policies.routes import keep, over_the_living, reroute, shrink, spare
 from everstep.planner.policies.situation import Situation, is_broken
@@ -91,7 +92,7 @@ def propose(situation: Situation) -> list[Candidate]:
     found = _proposed(situation, forced)
     for without in _without_ending(situation):
         found += [candidate for candidate in _proposed(without, forced) if candidate.feasible and candidate.way != "behind"]
-    found = only_sturdy(situation, found)
+    found = only_sturdy(situation, only_inside(situation, found))
     if forced == "restore" or any(candidate.feasible for candidate in found):
         return found
     return [*found, *restore(situation)]
@@ -120,12 +121,14 @@ def _asked(situation: Situation, name: str, forced: str = "") -> list[Candidate]
 
 
 def _redundant_beside_others(situation: Situation) -> list[Candidate]:
-    """Only where something would be held once, or redundancy is there. What ``reroute`` does as well is left to it."""
+    """Only where something would be held by one or two, or redundancy is there. What ``reroute`` does is left to it."""
     plain = over_the_living(situation)
     plans = [plain, *(found.plan for found in layouts(situation)[:REBUILT])]
-    at_stake = any(isinstance(plan, Plan) and at_risk(plan, situation.workload) > 0 for plan in plans)
+    at_stake = any(
+        isinstance(plan, Plan) and at_risk(plan, situation.workload) + risk_after(situation, plan) > 0 for plan in plans
+    )
     if not at_stake and not is_redundant(situation.plan):
-        return [no_answer("redundant", "no layer depends on one node alone")]
+        return [no_answer("redundant", "no layer depends on one or two nodes alone")]
     return [each for each in _asked(situation, "redundant") if each.plan is None or each.plan != plain]
 
 
