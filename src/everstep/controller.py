@@ -253,7 +253,7 @@ class Controller:
         restores = candidate.way == "restore"
         step = candidate.restore_step if restores and candidate.restore_step is not None else situation.step
         attempt = resolution.attempt if step == resolution.step else first_attempt(step, rollbacks)
-        moves, loads = moves_for(decision.plan, situation.holds, situation.workload, restore=restores)
+        moves, loads = moves_for(decision.plan, situation.holds, situation.workload, restores, situation.cluster)
         path = situation.checkpoint.path if situation.checkpoint else INITIAL
         return PlanOrdered(
             view=view.number, token=token, step=step, attempt=attempt, plan=decision.plan,

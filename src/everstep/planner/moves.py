@@ -1,25 +1,31 @@
 """Which bytes go from whom to whom, so that every node holds the units of its placement.
 
-Each unit comes from a living holder, holders taken in turn by the bytes that they already send; with a restore every unit
-of every node comes from the checkpoint, because what is in memory belongs to another step.
+Each unit comes from a living holder, holders taken in turn by the bytes that they already send; where links differ, from the
+one that would be through first, so that state crosses a slow link only where nobody nearer has it. With a restore every unit of
+every node comes from the checkpoint, because what is in memory belongs to another step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from everstep.cluster import Cluster
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner.parts import holders, units_by_layers
-from everstep.quantities import NodeId, UnitName, node_number
+from everstep.quantities import NodeId, SiteId, UnitName, node_number
 from everstep.transfer import Load, Move
 from everstep.workload import Workload
 
 Holds = Mapping[NodeId, frozenset[UnitName]]
 
 
-def moves_for(plan: Plan, holds: Holds, workload: Workload, restore: bool = False) -> tuple[tuple[Move, ...], tuple[Load, ...]]:
+def moves_for(
+    plan: Plan, holds: Holds, workload: Workload, restore: bool = False, cluster: Cluster | None = None,
+) -> tuple[tuple[Move, ...], tuple[Load, ...]]:
     """The moves and loads before ``plan`` can run, when living nodes hold ``holds``.
+
+    ``cluster``: where links differ, near holders are asked before far ones. None: all are equally near.
 
     Raises:
         InfeasibleError: a unit that somebody lacks has no living holder; ``rejected`` names each.
@@ -44,13 +50,44 @@ def moves_for(plan: Plan, holds: Holds, workload: Workload, restore: bool = Fals
     lost = {unit: "no living holder" for unit in _in_order(frozenset(sources), workload) if not sources[unit]}
     if lost:
         raise InfeasibleError(f"no living holder of {', '.join(lost)}", {str(unit): why for unit, why in lost.items()})
-    sent_bytes = dict.fromkeys(holds, 0)
+    sending = _Sending(cluster if cluster is not None and cluster.one_link is None else None)
     chosen: dict[tuple[NodeId, UnitName], Move] = {}
     for node, unit in sorted(lacking, key=lambda pair: -workload.units[pair[1]].state_bytes):
-        source = min(sources[unit], key=lambda holder: sent_bytes[holder])
-        sent_bytes[source] += workload.units[unit].state_bytes
-        chosen[node, unit] = Move(unit, source, node, workload.units[unit].state_bytes)
+        chosen[node, unit] = sending.from_nearest(unit, workload.units[unit].state_bytes, sources[unit], node)
     return tuple(chosen[pair] for pair in lacking), ()
+
+
+class _Sending:
+    """Who sends how much already, and what is on the links between sites."""
+
+    def __init__(self, cluster: Cluster | None) -> None:
+        """``cluster`` None: all links are alike, so bytes say as much as seconds."""
+        self._cluster = cluster
+        self._sent: dict[NodeId, float] = {}
+        self._crossing_s: dict[tuple[SiteId, SiteId], float] = {}
+
+    def from_nearest(self, unit: UnitName, num_bytes: int, sources: Sequence[NodeId], target: NodeId) -> Move:
+        """From the one that would be through first, and it sends that much more from now on."""
+        if self._cluster is None:
+            source = min(sources, key=lambda holder: self._sent.get(holder, 0.0))
+            self._sent[source] = self._sent.get(source, 0.0) + num_bytes
+            return Move(unit, source, target, num_bytes)
+        source = min(sources, key=lambda holder: max(self._after_s(holder, target, num_bytes)))
+        way = self._way(source, target)
+        self._sent[source], self._crossing_s[way] = self._after_s(source, target, num_bytes)
+        return Move(unit, source, target, num_bytes)
+
+    def _after_s(self, source: NodeId, target: NodeId, num_bytes: int) -> tuple[float, float]:
+        """Until when ``source`` and the link between the two sites would be busy."""
+        assert self._cluster is not None, "only asked where links differ"
+        seconds = self._cluster.link_between(source, target).seconds(num_bytes)
+        here, there = self._way(source, target)
+        crossing_s = self._crossing_s.get((here, there), 0.0) + seconds if here != there else 0.0
+        return self._sent.get(source, 0.0) + seconds, crossing_s
+
+    def _way(self, source: NodeId, target: NodeId) -> tuple[SiteId, SiteId]:
+        assert self._cluster is not None, "only asked where links differ"
+        return self._cluster.nodes[source].site, self._cluster.nodes[target].site
 
 
 def _absent(

@@ -53,7 +53,7 @@ def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Wa
         stall_s += max(0, situation.step - restore_step) * step_s
     else:
         try:
-            moves, _ = moves_for(answer.plan, situation.holds, situation.workload)
+            moves, _ = moves_for(answer.plan, situation.holds, situation.workload, cluster=situation.cluster)
         except InfeasibleError as error:
             return no_answer(policy, str(error))
         stall_s = stall_seconds(moves, situation.cluster, switch_s=situation.switch_s)
@@ -163,7 +163,7 @@ def _gone_before(situation: Situation, plan: Plan, copied_s: float) -> NodeId | 
     """Who gives state away for ``plan`` and is known to end before ``copied_s``."""
     if not any(end_s < copied_s for end_s in situation.ends.values()):
         return None
-    moves, _ = moves_for(plan, situation.holds, situation.workload)
+    moves, _ = moves_for(plan, situation.holds, situation.workload, cluster=situation.cluster)
     return next((move.source for move in moves if situation.ends.get(move.source, math.inf) < copied_s), None)
 
 

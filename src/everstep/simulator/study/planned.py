@@ -266,7 +266,7 @@ class Planned:
         if way == "restore":
             redone_s = max(0, asked.step - (taken.restore_step or 0)) * taken.step_s
             return replace(option, stall_s=taken.stall_s - redone_s - pause_s)
-        moves, _ = moves_for(target.plan, asked.holds, asked.workload)
+        moves, _ = moves_for(target.plan, asked.holds, asked.workload, cluster=asked.cluster)
         option = replace(option, moves=target.kind if moves else "")
         if way == "blocking":
             stall_s = (taken.stall_s - pause_s) / ratio
