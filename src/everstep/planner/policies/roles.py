@@ -14,7 +14,7 @@ from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.routes import over_the_living, rerouted, with_slots
 from everstep.planner.policies.situation import Situation, available, route_work_s
 from everstep.planner.schedules import streams
-from everstep.quantities import NodeId, node_number
+from everstep.quantities import NodeId, SiteId, node_number
 
 
 def normalize(situation: Situation) -> list[Candidate]:
@@ -26,21 +26,21 @@ def normalize(situation: Situation) -> list[Candidate]:
     if isinstance(found, str):
         return [no_answer("normalize", found)]
     plan, load_s = found
-    groups = _by_layers(plan, load_s)
+    groups = _by_role(situation, plan, load_s)
     if len(groups) < 2:
         return [no_answer("normalize", "all nodes have the same role")]
-    busiest = max(groups, key=lambda layers: _mean(groups[layers], load_s))
-    others = [layers for layers, nodes in groups.items() if layers != busiest and len(nodes) > 1]
+    busiest = max(groups, key=lambda role: _mean(groups[role], load_s))
+    others = [role for role, nodes in groups.items() if role != busiest and role[1] == busiest[1] and len(nodes) > 1]
     if not others:
         return [no_answer("normalize", "no role could spare a node")]
-    calmest = min(others, key=lambda layers: _mean(groups[layers], load_s) / (1 - 1 / len(groups[layers])))
+    calmest = min(others, key=lambda role: _mean(groups[role], load_s) / (1 - 1 / len(groups[role])))
     here, there = groups[busiest], groups[calmest]
     relieved_s = _mean(here, load_s) * len(here) / (len(here) + 1)
     burdened_s = _mean(there, load_s) * len(there) / (len(there) - 1)
     if relieved_s < burdened_s * (1 - objective.NOISE):
         return [no_answer("normalize", "losses sit where they hurt least")]
     node = min(there, key=lambda node: (load_s[node], node_number(node)))
-    return [with_roles(situation, "normalize", {node: busiest})]
+    return [with_roles(situation, "normalize", {node: busiest[0]})]
 
 
 def heal(situation: Situation) -> list[Candidate]:
@@ -52,16 +52,17 @@ def heal(situation: Situation) -> list[Candidate]:
     idle = [node for node in situation.usable if not load_s[node]]
     if not idle:
         return [no_answer("heal", "no node is idle")]
-    groups = {layers: list(nodes) for layers, nodes in _by_layers(plan, load_s).items()}
-    total_s = {layers: sum(load_s[node] for node in nodes) for layers, nodes in groups.items()}
-    even = {layers: len(nodes) for layers, nodes in groups.items()}
+    groups = _by_role(situation, plan, load_s)
+    total_s = {role: sum(load_s[node] for node in nodes) for role, nodes in groups.items()}
+    even = {role: len(nodes) for role, nodes in groups.items()}
     roles: dict[NodeId, tuple[int, ...]] = {}
     for node in idle:
-        busiest = max(even, key=lambda layers: total_s[layers] / even[layers])
-        if total_s[busiest] / even[busiest] <= min(total_s[layers] / even[layers] for layers in even) * (1 + objective.NOISE):
-            break  # there is no hole to fill
+        here = {role: total_s[role] / even[role] for role in even if role[1] == _site_of(situation, node)}
+        busiest = max(here, key=lambda role: here[role], default=None)
+        if busiest is None or here[busiest] <= min(here.values()) * (1 + objective.NOISE):
+            continue  # there is no hole to fill
         even[busiest] += 1
-        roles[node] = busiest
+        roles[node] = busiest[0]
     if not roles:
         return [no_answer("heal", "there is no hole to fill")]
     return [with_roles(situation, "heal", roles)]
@@ -84,12 +85,20 @@ def _loads_of(situation: Situation) -> tuple[Plan, dict[NodeId, float]] | str:
     return plan, load_s
 
 
-def _by_layers(plan: Plan, load_s: Mapping[NodeId, float]) -> dict[tuple[int, ...], list[NodeId]]:
-    found: dict[tuple[int, ...], list[NodeId]] = {}
+_Role = tuple[tuple[int, ...], SiteId | None]
+"""What a node holds, and its site where there are several: nobody helps at another."""
+
+
+def _by_role(situation: Situation, plan: Plan, load_s: Mapping[NodeId, float]) -> dict[_Role, list[NodeId]]:
+    found: dict[_Role, list[NodeId]] = {}
     for node, layers in plan.placement.items():
         if load_s[node]:
-            found.setdefault(layers, []).append(node)
+            found.setdefault((layers, _site_of(situation, node)), []).append(node)
     return found
+
+
+def _site_of(situation: Situation, node: NodeId) -> SiteId | None:
+    return situation.cluster.nodes[node].site if situation.cluster.site_links else None
 
 
 def _mean(nodes: Sequence[NodeId], load_s: Mapping[NodeId, float]) -> float:

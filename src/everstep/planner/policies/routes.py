@@ -11,13 +11,14 @@ from itertools import accumulate, cycle
 from everstep.decision import Candidate
 from everstep.plan import Hop, Plan
 from everstep.planner.cost import is_shared
+from everstep.planner.inside import routes_inside
 from everstep.planner.memory import needed_bytes, overfull
 from everstep.planner.parts import alike, grouped
 from everstep.planner.places import assign
 from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.situation import Situation, available, pipelines_of, route_work_s, whole_routes
 from everstep.planner.reroute import Router
-from everstep.quantities import NodeId, node_number
+from everstep.quantities import NodeId, SiteId, node_number
 from everstep.workload import Workload
 
 EXTRA_SLOTS = 2
@@ -73,8 +74,12 @@ def rerouted(situation: Situation, plan: Plan, can: Mapping[NodeId, frozenset[in
     missing = sorted(set(range(plan.num_layers)) - frozenset[int]().union(*set(can.values())))
     if missing:
         return f"{_layers(missing, situation.workload)} no living holder"
-    speeds = {node: situation.cluster.nodes[node].speed for node in can}
-    routes = Router(can, situation.workload, speeds).routes(plan.routes)
+    nodes = situation.cluster.nodes
+    speeds = {node: nodes[node].speed for node in can}
+    if situation.cluster.site_links:
+        routes = routes_inside(plan.routes, can, situation.workload, speeds, {node: nodes[node].site for node in can})
+    else:
+        routes = Router(can, situation.workload, speeds).routes(plan.routes)
     if routes is None:
         return "every way over the living holders would visit a node twice"
     return without_lost_shadows(replace(plan, routes=routes, placement=placement_of(can, situation.nodes)))
@@ -118,9 +123,13 @@ def spare(situation: Situation) -> list[Candidate]:
         return [no_answer("spare", "nobody's place is empty")]
     if not idle:
         return [no_answer("spare", "no node is idle")]
-    places = empty[:len(idle)]
-    wanted = [situation.workload.units_of(frozenset(plan.placement[node])) for node in places]
-    chosen = dict(zip(places, assign(wanted, idle, situation.workload, situation.holds), strict=True))
+    chosen: dict[NodeId, NodeId] = {}
+    for site, nodes in _by_site(situation, idle).items():
+        places = [place for place in empty if site in (None, _site_of(situation, place))][:len(nodes)]
+        wanted = [situation.workload.units_of(frozenset(plan.placement[place])) for place in places]
+        chosen |= zip(places, assign(wanted, nodes, situation.workload, situation.holds), strict=True)
+    if not chosen:
+        return [no_answer("spare", "no node at the same site is idle")]
     can = dict(available(situation))
     for place, node in chosen.items():
         can[node] = frozenset(plan.placement[place])
@@ -128,6 +137,21 @@ def spare(situation: Situation) -> list[Candidate]:
     if isinstance(filled, str):
         return [no_answer("spare", filled)]
     return [candidate_of(situation, "spare", filled, "blocking")]
+
+
+def _by_site(situation: Situation, nodes: Sequence[NodeId]) -> dict[SiteId | None, list[NodeId]]:
+    """``nodes`` by site; None where there is only one."""
+    found: dict[SiteId | None, list[NodeId]] = {}
+    for node in nodes:
+        found.setdefault(situation.cluster.nodes[node].site if situation.cluster.site_links else None, []).append(node)
+    return found
+
+
+def _site_of(situation: Situation, place: NodeId) -> SiteId | None:
+    """Where the living are with whom ``place`` made a pipeline; None: nobody is left."""
+    nodes = situation.cluster.nodes
+    mates = (hop.node for route in pipelines_of(situation) if any(hop.node == place for hop in route) for hop in route)
+    return next((nodes[mate].site for mate in mates if mate in nodes), None)
 
 
 def in_places(plan: Plan, places: Mapping[NodeId, NodeId]) -> Plan:
