@@ -30,6 +30,7 @@ from everstep.planner.policies.pricing import candidate_of
 from everstep.planner.policies.routes import keep
 from everstep.planner.policies.situation import CheckpointInfo, Situation, is_broken
 from everstep.planner.policies.table import SCORED_BY_ITSELF, choose, propose
+from everstep.planner.policies.waiting import wait
 from everstep.planner.refine import Refined, refined
 from everstep.protocol.messages import PlanOrdered, first_attempt
 from everstep.protocol.resolution import Resolution
@@ -82,6 +83,7 @@ class Controller:
         self._cases: dict[NodeId, NodeId] = {}
         self._search: Iterator[Refined | None] | None = None
         self._better: Refined | None = None
+        self._awaited: Plan | None = None
         self._started_s = started_s
         self._switch_s = switch_s
         self._num_observed = 0
@@ -119,16 +121,24 @@ class Controller:
     def answer(
         self, view: View, resolution: Resolution, lost: tuple[NodeId, ...], joined: tuple[NodeId, ...], cause: str,
         now_s: float, token: int, checkpoint: CheckpointInfo | None, rollbacks: Rollbacks = (),
+        expected: Mapping[NodeId, float] | None = None,
     ) -> tuple[PlanOrdered | None, Decision | None, str]:
         """The plan of ``view`` after an event, or None and why there is none. The third value is a reason in words.
+
+        ``expected``: who is on the way to replace somebody, and in how many seconds each should be there. A decision without
+        an order says that it is best to wait for them: ask again when somebody has come or gone, or, without ``expected``,
+        when the time is over.
 
         After ``start`` or ``adopt``. With a restore the leader adds the roll-back; everything else is in the order.
         """
         assert self.plan is not None and self.workload is not None, "a run is started or adopted before it is answered for"
-        self.num_events += 1
+        if (lost or joined) and self._awaited is None:
+            self.num_events += 1
         situation = self._situation(view, resolution, lost, joined, now_s, checkpoint)
+        if expected:
+            situation = replace(situation, expected=expected, ways=situation.ways | {"wait"})
         better = self._better if self._may_refine(situation) else None
-        candidates = self._with_schedule(situation, better) if better else self._remembered(situation) or propose(situation)
+        candidates = self._with_schedule(situation, better) if better else self._proposed(situation)
         try:
             chosen = choose(situation, candidates)
         except InfeasibleError as error:
@@ -137,6 +147,9 @@ class Controller:
             cause=cause, view=view.number, step=situation.step, lost=lost, gap_s=situation.gap_s,
             candidates=objective.explained(candidates, chosen), chosen=chosen,
         )
+        if decision.candidate.way == "wait":
+            self._awaited = decision.plan
+            return None, decision, decision.candidate.reason
         schedule = self._schedule_of(decision, better)
         order = self._order(view, decision, resolution, situation, token, rollbacks, schedule)
         self._take(decision.plan, situation.cluster, view, schedule)
@@ -185,6 +198,15 @@ class Controller:
     def wish(self) -> str:
         """Why another plan is wanted although everybody is well; empty where none is."""
         return f"a schedule that takes {self._better.gain:.1%} less time" if self._better else ""
+
+    def _proposed(self, situation: Situation) -> list[Candidate]:
+        """What was worked out ahead or is now; with what was waited for, if all who were expected have come."""
+        found = self._remembered(situation) or propose(situation)
+        if situation.expected and any(candidate.policy == "wait" for candidate in found):
+            found = [*(candidate for candidate in found if candidate.policy != "wait"), *wait(situation)]
+        if self._awaited is not None and set(self._awaited.nodes) == set(situation.nodes):
+            found = [*found, candidate_of(situation, "wait", self._awaited, "blocking")]
+        return found
 
     def _may_refine(self, situation: Situation) -> bool:
         return self._better is not None and not (situation.lost or situation.joined or is_broken(situation))
@@ -267,7 +289,7 @@ class Controller:
         wrong = plans.problems(plan, view, self.workload.num_layers)
         assert not wrong, f"a plan of ours has problems: {wrong}"
         self.plan, self.cluster, self.schedule = plan, cluster, schedule
-        self._ahead = self._better = None
+        self._ahead = self._better = self._awaited = None
         # What was found for this plan is the best that a search finds, so it is not searched for again.
         self._search = iter(()) if schedule is not None else None
 

@@ -95,13 +95,14 @@ def train(
     return Run(outcome, records)
 
 
-def processes_of(directory: Path) -> list[int]:
-    """Processes, zombies aside, whose output goes into the run's folder."""
+def processes_of(directory: Path, node: str = "") -> list[int]:
+    """Processes, zombies aside, whose output goes into the run's folder: all of them, or that of ``node``."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if os.readlink(entry / "fd" / "1").startswith(str(directory)):
+                output = os.readlink(entry / "fd" / "1")
+                if output.startswith(str(directory)) and (not node or Path(output).stem == node):
                     found.append(int(entry.name))
             except OSError:
                 continue  # gone, or not ours to look at

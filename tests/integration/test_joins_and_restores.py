@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from everstep.engine.shards import from_bytes
-from everstep.records import PlanCommitted, RolledBack, StepSeen
+from everstep.records import PlanCommitted, Record, RolledBack, StepSeen
 from everstep.runtime import checkpoints
 from tests.engine.reference import Reference
-from tests.integration.harness import SCRIPTS, assert_same_state, reference_of_small, train
+from tests.integration.harness import SCRIPTS, assert_same_state, processes_of, reference_of_small, train
 
 STEPS = 16
 
@@ -47,6 +49,31 @@ def test_a_fresh_process_joins_at_a_step_boundary_and_is_placed(reference: Refer
     run.assert_every_sample_once()
     run.assert_replicas_are_equal()
     assert_same_state(run, reference)
+
+
+def test_a_run_that_waits_goes_on_with_the_replacement_in_the_lost_place(tmp_path: Path) -> None:
+    steps, joined, killed = 40, [], []
+
+    def kill_another(record: Record) -> None:
+        """As soon as the first replacement is in and trains, so that how long one takes has been measured."""
+        if isinstance(record, PlanCommitted) and "n4" in record.plan.nodes:
+            joined.append(record)
+        if isinstance(record, StepSeen) and joined and not killed:
+            killed.extend(processes_of(tmp_path, "n2"))
+            os.kill(killed[0], signal.SIGKILL)
+
+    run = train(
+        tmp_path, "small.py", "--steps", str(steps), "--pace", "0.1", workers=4, kills=("worker=1,step=2,phase=backward",),
+        settings={"respawn": True, "planner": {"policy": "wait"}}, on_record=kill_another,
+    )
+    assert run.outcome.exit_code == 0, run.outcome
+    assert run.policies[:2] == ["start", "reroute"], "how long a replacement takes is not known yet"
+    before, waited = run.of(PlanCommitted)[-2:]
+    assert waited.policy == "wait" and "n2 lost" in waited.decision.cause and "n5 joins" in waited.decision.cause
+    assert waited.plan.placement["n5"] == before.plan.placement["n2"]
+    run.assert_every_sample_once()
+    run.assert_replicas_are_equal()
+    assert_same_state(run, reference_of_small(steps))
 
 
 @pytest.mark.parametrize(("every", "goes_back_to"), [(5, 5), (100, 0)])

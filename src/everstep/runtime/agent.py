@@ -61,6 +61,7 @@ from everstep.runtime.control import (
 from everstep.runtime.crew import Crew, Worker
 from everstep.runtime.injector import Injector
 from everstep.runtime.kills import Kill, RandomKills
+from everstep.runtime.replacements import Replacements
 from everstep.runtime.shelf import Shelf
 from everstep.runtime.store import LocalStore
 from everstep.runtime.tracker import EventTracker
@@ -87,6 +88,9 @@ OVERSLEPT_S = 1.0
 
 STUCK_GRACE_S = 0.1
 """How long a lost link may turn out to be a death. On one host a death is known in milliseconds."""
+
+WAITED_TIMES, WAITED_BESIDES_S = 1.5, 0.2
+"""A plan is held back for a replacement by so much longer than it usually takes to come."""
 
 _HOST = HostId("localhost")
 
@@ -173,6 +177,8 @@ class Agent:
         self._resumed_from: CheckpointInfo | None = None
         self._stop_deadline_s: float | None = None
         self._respawns: dict[int, int] = {}
+        self._replacements = Replacements()
+        self._waited_in = 0  # the last view in which an answer was held back
         self._think_at_s = 0.0
 
     # Set up and tear down
@@ -309,11 +315,12 @@ class Agent:
             self._detector.forget(worker.node)
         if self._outcome is not None:
             return
+        self._replacements.gone(worker.node)
         self._tracker.lost(worker.node, worker.phase, self._now_s())
         self._handle(lead.NodeLost(worker.node, how))
         may_replace = self._outcome is None and self._config.respawn and self._leader.view is not None
         if may_replace and self._respawns_left(worker.place):
-            self._crew.start(worker.place, self._lease, self._now_s())
+            self._replacements.began(self._crew.start(worker.place, self._lease, self._now_s()), self._now_s())
 
     def _respawns_left(self, place: int) -> bool:
         """A place whose process dies again and again is given up, so that a broken machine cannot keep a run busy."""
@@ -385,6 +392,7 @@ class Agent:
             self._crew.kill_all()
             return
         worker.declared = True
+        self._replacements.ready(worker.node, self._now_s())
         self._handle(lead.NodeReady(
             Member(worker.node, self._lease, _HOST, worker.place, worker.address)
         ))
@@ -464,19 +472,26 @@ class Agent:
         assert self._controller is not None, "a plan is wanted after workers have declared the job"
         began_s = time.monotonic()
         before = self._controller.plan
-        order, decision, reason = self._asked(self._controller, wanted)
+        # In one view a plan is held back once: who has not come by then is not waited for.
+        expected = {} if wanted.view.number == self._waited_in else self._replacements.expected(self._now_s())
+        order, decision, reason = self._asked(self._controller, wanted, expected)
         # A checkpoint is read through only when it is to be used: that takes long, and mostly it is not.
         while order is not None and order.restore is not None and self._shelf.is_damaged(order.restore):
             self._controller.plan = before
-            order, decision, reason = self._asked(self._controller, wanted)
+            order, decision, reason = self._asked(self._controller, wanted, {})
         if decision is not None:
             decide_s = time.monotonic() - began_s
             self._decision = replace(decision, decide_s=decide_s)
             self._tracker.decided(self._decision, decide_s)
+        if order is None and decision is not None:
+            self._waited_in = wanted.view.number
+            until_s = self._now_s() + WAITED_TIMES * max(expected.values()) + WAITED_BESIDES_S
+            self._handle(lead.AnswerDelayed(wanted.view.number, until_s))
+            return
         self._handle(lead.PlanAnswered(wanted.view.number, order, reason))
 
     def _asked(
-        self, controller: Controller, wanted: lead.ComputePlan,
+        self, controller: Controller, wanted: lead.ComputePlan, expected: Mapping[NodeId, float],
     ) -> tuple[PlanOrdered | None, Decision | None, str]:
         try:
             if controller.plan is None:
@@ -487,7 +502,7 @@ class Agent:
                 return order, decision, ""
             return controller.answer(
                 wanted.view, wanted.resolution, wanted.lost, wanted.joined, wanted.cause, self._now_s(), self._lease,
-                self._shelf.newest(), wanted.rollbacks,
+                self._shelf.newest(), wanted.rollbacks, expected,
             )
         except InfeasibleError as error:
             return None, None, str(error)

@@ -74,8 +74,8 @@ class Crew:
         for connection in (*connections, *self._strangers, self._listener):
             connection.close()
 
-    def start(self, place: int, incarnation: int, now_s: float) -> None:
-        """Start a fresh worker at ``place``, under a name that nobody had before."""
+    def start(self, place: int, incarnation: int, now_s: float) -> NodeId:
+        """Start a fresh worker at ``place``, under a name that nobody had before, which is returned."""
         node = NodeId(f"n{self._next_node}")
         self._next_node += 1
         host, port = self._listener.getsockname()
@@ -86,6 +86,7 @@ class Crew:
         worker = Worker(self._processes.start(order, place), node, heard_s=now_s)
         self.workers[node] = worker
         self._selector.register(worker.process.pidfd, selectors.EVENT_READ, lambda: self._end(worker))
+        return node
 
     def send(self, node: NodeId, message: ToWorker) -> None:
         """Queue, and write what the socket takes. Nothing is sent to those who are gone or have not come yet."""

@@ -270,6 +270,54 @@ def test_a_schedule_stays_with_its_plan_and_goes_with_it() -> None:
     assert later is not None and later.schedule is None and controller.schedule is None
 
 
+def asked(
+    controller: Controller, number: int, members: Iterable[int], lost: tuple[int, ...] = (), joined: tuple[int, ...] = (),
+    expected: dict[NodeId, float] | None = None,
+):  # type: ignore[no-untyped-def]
+    """The answer after changes of who is there; newcomers hold nothing."""
+    view = view_of(number, members)
+    resolution = Resolution(40, 1, UNION, held(controller, view.nodes))
+    return controller.answer(
+        view, resolution, tuple(map(node, lost)), tuple(map(node, joined)), "n5 lost", 100.0, 7, CHECKPOINT, (), expected,
+    )
+
+
+def test_a_plan_is_held_back_for_who_is_on_the_way_and_has_them_in_it_once_they_are_there() -> None:
+    controller = started("wait")
+    left = [0, 1, 2, 3, 4, 6, 7]
+    order, decision, reason = asked(controller, 2, left, lost=(5,), expected={node(8): 1.5})
+    assert order is None and decision.candidate.way == "wait" and reason == "n8 expected in 1.50 s"
+    order, decision, _ = asked(controller, 3, [*left, 8], lost=(5,), joined=(8,))
+    assert order is not None and decision.candidate.policy == "wait" and decision.candidate.way == "blocking"
+    assert order.plan == decision.plan and node(8) not in order.plan.spares
+    assert {move.target for move in order.moves} == {node(8)}
+    assert controller.num_events == 1, "waiting is no event of its own"
+
+
+def test_when_nobody_has_come_in_time_the_run_goes_on_without_them() -> None:
+    controller = started("wait")
+    left = [0, 1, 2, 3, 4, 6, 7]
+    asked(controller, 2, left, lost=(5,), expected={node(8): 1.5})
+    order, decision, _ = asked(controller, 2, left, lost=(5,))
+    assert order is not None and decision.candidate.policy == "reroute"
+
+
+def test_a_loss_while_somebody_is_waited_for_is_answered_with_who_is_there_then() -> None:
+    controller = started("wait")
+    asked(controller, 2, [0, 1, 2, 3, 4, 6, 7], lost=(5,), expected={node(8): 1.5})
+    order, decision, _ = asked(controller, 3, [0, 1, 2, 3, 4, 6, 8], lost=(5, 7), joined=(8,))
+    assert order is not None and decision.candidate.policy != "wait"
+    assert set(order.plan.nodes) == {node(k) for k in (0, 1, 2, 3, 4, 6, 8)}
+
+
+def test_answers_worked_out_ahead_know_who_is_expected_when_they_are_asked_for() -> None:
+    controller = started("wait")
+    while controller.think():
+        pass
+    order, decision, _ = asked(controller, 2, [0, 1, 2, 3, 4, 6, 7], lost=(5,), expected={node(8): 1.5})
+    assert order is None and decision.candidate.policy == "wait"
+
+
 def test_a_wish_is_void_once_somebody_is_lost() -> None:
     controller, _ = running()
     assert controller.plan is not None and controller.workload is not None
