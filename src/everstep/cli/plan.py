@@ -132,7 +132,9 @@ def text(answer: WhatIf, job: Workload, search_s: float, picture: Timeline | Non
         parts.append(f"{switch}: a step takes {human_seconds(chosen.later_step_s)}\n{_grid(chosen.later, lost)}")
     parts.append(memory_text(needs_of(answer.plan, job, answer.cluster)))
     if picture is not None:
-        parts.append(timeline_text(picture))
+        busy = len(answer.plan.nodes) - len(answer.plan.spares)
+        shown = f"the first {len(picture.nodes)} of {busy} nodes:\n" if len(picture.nodes) < busy else ""
+        parts.append(shown + timeline_text(picture))
     parts.append(f"worked out in {human_seconds(search_s)}")
     return "\n\n".join(parts)
 
@@ -208,7 +210,7 @@ def _draw(picture: Timeline | None, path: Path) -> None:
     axes.set_yticks(range(len(picture.nodes)), list(picture.nodes))
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.legend(loc="upper right", ncols=3)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:

@@ -99,6 +99,12 @@ def test_a_newcomer_is_part_of_the_answer(call: Caller):
     assert "n8" in said["plan"]["placement"]
 
 
+def test_a_schedule_of_many_nodes_is_cut_and_says_so(call: Caller):
+    asked = ("plan", "--cluster", "cluster-30", "--workload", "workload-gpt-350m")
+    assert "the first 16 of 30 nodes:" in call(*asked).out.splitlines()
+    assert "the first" not in call(*TINY).out
+
+
 def test_the_schedule_is_drawn_as_text_and_to_a_file(call: Caller, tmp_path: Path):
     out = call(*TINY, "--lose", "n3", "--png", tmp_path / "plan.png").out
     assert "FFF" in out and (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
