@@ -138,12 +138,14 @@ def _known(
 
 
 def named(nodes: Sequence[NodeId], cluster: Cluster) -> str:
-    """``host h1 (n8–n15), n3``: hosts that are gone with all of their several nodes by name."""
+    """``host h1 (n8–n15), n3``: sites and hosts that are gone with all of their several nodes by name."""
     rest = dict.fromkeys(nodes)
     words = []
-    for host, members in cluster.hosts().items():
-        if len(members) > 1 and len(members) < len(cluster.nodes) and all(node in rest for node in members):
-            words.append(f"host {host} ({runs(members)})")
+    groups = [(f"site {site}", members) for site, members in cluster.sites().items()]
+    groups += [(f"host {host}", members) for host, members in cluster.hosts().items()]
+    for name, members in groups:
+        if 1 < len(members) < len(cluster.nodes) and all(node in rest for node in members):
+            words.append(f"{name} ({runs(members)})")
             for node in members:
                 del rest[node]
     return ", ".join([*words, *([runs(tuple(rest))] if rest else [])])

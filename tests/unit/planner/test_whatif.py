@@ -96,6 +96,11 @@ def test_the_loss_of_a_host_is_told_by_its_name() -> None:
     assert set(answer.cluster.nodes) == set(MIXED.nodes) - set(lost)
 
 
+def test_the_loss_of_a_site_is_told_by_its_name_and_not_host_by_host() -> None:
+    cluster = load_cluster("cluster-2x16")
+    assert named(nodes_named("n3,site:west", cluster), cluster) == "site west (n16–n31), n3"
+
+
 def test_a_node_that_is_all_of_its_host_is_told_by_its_own_name() -> None:
     cluster = cluster_of(3)
     assert named((node(1),), cluster) == "n1"
