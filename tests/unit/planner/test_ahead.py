@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep import plan as plans
+from everstep.cluster import Link
 from everstep.plan import Plan
 from everstep.planner.ahead import answered, cases_of, drift, prepared, renamed
 from everstep.planner.policies.situation import CheckpointInfo, Situation
@@ -67,6 +68,22 @@ def test_an_answer_worked_out_ahead_costs_what_it_costs_when_asked(plan: Plan, d
             assert one.value == pytest.approx(other.value)
             view = View(2, tuple(Member(member) for member in situation.nodes))
             assert plans.problems(one.plan, view, plan.num_layers) == []
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_two_phases_worked_out_ahead_are_those_of_whoever_is_lost(number: int) -> None:
+    """Both plans are told with the right names, and worth what they are worth when asked."""
+    base = situation_after(grid_plan(3, 2, 8), cores=None, link=Link(alpha_s=0.0, bytes_per_s=10.0))
+    base = replace(base, ways=base.ways | {"behind"})
+    known = {answer.node: answer for answer in prepared(base)}
+    situation = after_loss(base, number)
+    found = answered(known[cases_of(base.plan, base.cluster)[node(number)]], node(number), situation)
+    (pair,), (asked,) = ([each for each in all_of_them if each.way == "behind"] for all_of_them in (found, propose(situation)))
+    view = View(2, tuple(Member(member) for member in situation.nodes))
+    assert pair.plan is not None and pair.later is not None
+    assert plans.problems(pair.plan, view, 2) + plans.problems(pair.later, view, 2) == []
+    assert (pair.copy_s, pair.later_step_s) == pytest.approx((asked.copy_s, asked.later_step_s))
+    assert pair.value == pytest.approx(asked.value, rel=1e-3), "of layouts that are equally fast, another may be as good"
 
 
 def test_names_are_exchanged_and_nothing_else() -> None:
