@@ -1,11 +1,13 @@
 """Who takes which place of a layout: the assignment of nodes that moves the fewest bytes, given what each node holds.
 
 Places of a site are for nodes of that site. Nodes that hold just what a place needs take it, which loses nothing; the
-Hungarian method does the rest.
+Hungarian method does the rest. Then nodes of different hosts change places where all holders of a layer would be on one host,
+if no more bytes move: the loss of a host takes all of its nodes at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,7 +18,8 @@ from everstep.plan import Hop, Order, Plan
 from everstep.planner.layouts import Layout
 from everstep.planner.parts import units_by_layers
 from everstep.planner.pipelines import Array
-from everstep.quantities import NodeId, UnitName
+from everstep.planner.remembered import remembered
+from everstep.quantities import HostId, NodeId, UnitName
 from everstep.workload import Workload
 
 ASSIGNED_TOGETHER = 2048
@@ -33,14 +36,94 @@ def assigned(layout: Layout, nodes: Sequence[NodeId], workload: Workload, cluste
     units = units_by_layers(layers, workload)
     wanted = [units[some] for some in layers]
     if not layout.sites:
-        return assign(wanted, free, workload, holds)
+        return apart(layout, assign(wanted, free, workload, holds), wanted, free, workload, cluster, holds)
     sites = [site for some in layout.sites for site in some]
     chosen: dict[int, NodeId] = {}
     for site in dict.fromkeys(sites):
         places = [place for place, name in enumerate(sites) if name == site]
         here = [node for node in free if cluster.nodes[node].site == site]
         chosen |= zip(places, assign([wanted[place] for place in places], here, workload, holds), strict=True)
-    return [chosen[place] for place in range(len(wanted))]
+    return apart(layout, [chosen[place] for place in range(len(wanted))], wanted, free, workload, cluster, holds)
+
+
+def apart(
+    layout: Layout, chosen: Sequence[NodeId], wanted: Sequence[frozenset[UnitName]], free: Sequence[NodeId], workload: Workload,
+    cluster: Cluster, holds: Holds,
+) -> list[NodeId]:
+    """``chosen`` with nodes exchanged, two at a time, while that leaves fewer layers on a single host and moves no more bytes.
+
+    ``wanted``: the units of each place; ``free``: those who may take one, at the same site.
+    """
+    if not 1 < len(layout.shares) <= _most_at_a_host(cluster):
+        return list(chosen)  # one holder is on one host, more than a host has nodes are not
+    seats = _Seats(layout, chosen, wanted, free, workload, cluster, holds)
+    while (at_stake := sum(seats.alone())) and seats.exchange() < at_stake:
+        pass
+    return seats.nodes[:len(chosen)]
+
+
+class _Seats:
+    """Nodes on places, and behind them those who have none."""
+
+    def __init__(
+        self, layout: Layout, chosen: Sequence[NodeId], wanted: Sequence[frozenset[UnitName]], free: Sequence[NodeId],
+        workload: Workload, cluster: Cluster, holds: Holds,
+    ) -> None:
+        taken = set(chosen)
+        self.nodes = [*chosen, *(node for node in free if node not in taken)]
+        self._places = layout.places
+        self._wanted = [*wanted, *[frozenset[UnitName]()] * (len(self.nodes) - len(chosen))]
+        self._workload, self._cluster, self._holds = workload, cluster, holds
+        self._staying: list[set[HostId]] = [set() for _ in workload.layers]
+        for route in layout.kept:
+            for hop in route:
+                for layer in hop.layers:
+                    self._staying[layer].add(cluster.nodes[hop.node].host)
+
+    def alone(self) -> list[bool]:
+        """By layer whether all holders are on one host."""
+        found = [set(hosts) for hosts in self._staying]
+        for (first, end), node in zip(self._places, self.nodes, strict=False):
+            for layer in range(first, end):
+                found[layer].add(self._cluster.nodes[node].host)
+        return [len(hosts) < 2 for hosts in found]
+
+    def exchange(self) -> int:
+        """Let those two change places that leave the fewest layers on one host; how many that are, as before if none may."""
+        at_stake = self.alone()
+        touched = [place for place, (first, end) in enumerate(self._places) if any(at_stake[first:end])]
+        best, pair = sum(at_stake), (0, 0)
+        for one in touched:
+            for other in range(len(self.nodes)):
+                if self._may_change(one, other):
+                    self._swap(one, other)
+                    count = sum(self.alone())
+                    self._swap(one, other)
+                    if count < best:
+                        best, pair = count, (one, other)
+        self._swap(*pair)
+        return best
+
+    def _swap(self, one: int, other: int) -> None:
+        self.nodes[one], self.nodes[other] = self.nodes[other], self.nodes[one]
+
+    def _may_change(self, one: int, other: int) -> bool:
+        here, there = self._cluster.nodes[self.nodes[one]], self._cluster.nodes[self.nodes[other]]
+        if here.host == there.host or here.site != there.site:
+            return False
+        after = self._lacking(one, there.node_id) + self._lacking(other, here.node_id)
+        return after <= self._lacking(one, here.node_id) + self._lacking(other, there.node_id)
+
+    def _lacking(self, place: int, node: NodeId) -> int:
+        lacking = self._wanted[place] - self._holds.get(node, frozenset())
+        return sum(self._workload.units[name].state_bytes for name in lacking)
+
+
+@remembered(16)
+def _most_at_a_host(cluster: Cluster) -> int:
+    """Nodes of the host that has most; 0 where all are on one, so that nothing can be kept apart."""
+    counts = Counter(node.host for node in cluster.nodes.values())
+    return max(counts.values()) if len(counts) > 1 else 0
 
 
 def assign(
