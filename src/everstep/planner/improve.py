@@ -36,8 +36,8 @@ ROUNDS = 400
 FOLLOWED = 12
 """Rounds that follow who is late, for each kind of routes."""
 
-LEVELS = (0.06, 0.02)
-"""How near to the bound work is passed on, one kind of routes each."""
+LEVELS = (0.8, 0.5, 0.25)
+"""What is left, for each kind of routes, of the distance between the busiest node's end and the bound."""
 
 EQUAL = 1e-9
 """Relative difference below which two times are the same."""
@@ -246,8 +246,9 @@ class _Search:
         if len(plan.placement) > LEVELLED_NODES or any(hop.shadow for route in set(plan.routes) for hop in route):
             return
         level = Levelled(plan.routes, self._windows, self._workload, self._speeds, split=plan.order.split)
-        for tolerated in LEVELS:
-            if level.pass_on(tolerated, len(plan.routes)):
+        over = level.over
+        for share in LEVELS:
+            if level.pass_on(share * over, len(plan.routes)):
                 yield self._problem.roomy(replace(plan, routes=level.routes()))
 
     def _take(self, other: _Try) -> _Try:

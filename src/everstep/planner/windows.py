@@ -25,6 +25,7 @@ import numpy as np
 
 from everstep.plan import Hop, Plan, Route
 from everstep.planner.level import heads_s
+from everstep.planner.parts import Held
 from everstep.planner.pipelines import Array
 from everstep.planner.reroute import Router
 from everstep.planner.schedules import streams
@@ -140,7 +141,7 @@ class _Lenders:
             own_s = head_s[first] + own_many * (work_s[end] - work_s[first]) / speed
             gap_s = np.maximum(gap_s, np.where(piece_s > 0, own_s + piece_s / speed, 0.0))
         gap_s[(firsts > ends) | (missing[ends] > missing[firsts])] = np.inf
-        states = accumulate((workload.held_bytes({layer}) for layer in range(num_layers)), initial=0)
+        states = accumulate((Held.of(workload).held_bytes((layer,)) for layer in range(num_layers)), initial=0)
         return cls(gap_s, head_s, work_s, tuple(states), speeds)
 
     def window_s(self, node: NodeId, width: int, many: int) -> Array:
