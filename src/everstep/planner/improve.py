@@ -36,8 +36,8 @@ ROUNDS = 400
 FOLLOWED = 12
 """Rounds that follow who is late, for each kind of routes."""
 
-LEVELS = (0.8, 0.5, 0.25)
-"""What is left, for each kind of routes, of the distance between the busiest node's end and the bound."""
+LEVELS = ((0.06, 0.8), (0.03, 0.5), (0.015, 0.25))
+"""How far above the bound the busiest node may end, one kind of routes each: this at most, and this share of how far it is."""
 
 EQUAL = 1e-9
 """Relative difference below which two times are the same."""
@@ -247,8 +247,8 @@ class _Search:
             return
         level = Levelled(plan.routes, self._windows, self._workload, self._speeds, split=plan.order.split)
         over = level.over
-        for share in LEVELS:
-            if level.pass_on(share * over, len(plan.routes)):
+        for most, share in LEVELS:
+            if level.pass_on(min(most, share * over), len(plan.routes)):
                 yield self._problem.roomy(replace(plan, routes=level.routes()))
 
     def _take(self, other: _Try) -> _Try:
