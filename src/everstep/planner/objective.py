@@ -147,7 +147,8 @@ def _why(loser: Candidate, best: Candidate) -> str:
     words = [f"{loser.reason}: " if loser.reason else ""]
     fewer = (best.value - loser.value) / abs(best.value) if best.value else 0.0
     if fewer <= -0.001:
-        return "".join([*words, f"{_percent(-fewer)} more samples, but less would be left after the next loss"])
+        why_not = "waiting was asked for" if best.way == "wait" else "less would be left after the next loss"
+        return "".join([*words, f"{_percent(-fewer)} more samples, but {why_not}"])
     words.append(f"{_percent(fewer)} fewer samples" if fewer >= 0.001 else "no more samples")
     causes = []
     slower = loser.settled_step_s / best.settled_step_s - 1

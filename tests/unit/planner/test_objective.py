@@ -189,3 +189,7 @@ def test_a_loser_of_two_phases_is_told_what_its_first_phase_costs() -> None:
 def test_what_is_worth_more_and_was_not_taken_is_told_so() -> None:
     told = explained([candidate("reroute", 2.0, 0.0), candidate("repartition", 1.0, 0.0)], 0)[1].reason
     assert told == "100 % more samples, but less would be left after the next loss"
+    waiting = replace(candidate("wait", 2.0, 0.0), way="wait")
+    assert explained([waiting, candidate("repartition", 1.0, 0.0)], 0)[1].reason == (
+        "100 % more samples, but waiting was asked for"
+    )

@@ -15,7 +15,7 @@ from everstep.plan import Hop, Plan
 from everstep.planner.policies.pricing import priced_in
 from everstep.planner.policies.routes import keep
 from everstep.planner.policies.situation import Situation
-from everstep.planner.policies.slow import _ends, rebalance
+from everstep.planner.policies.slow import fastest_ends, rebalance
 from everstep.planner.policies.table import decide
 
 from .test_policies import plan_of, situation_after
@@ -84,7 +84,7 @@ def test_after_a_loss_the_rest_is_balanced_too() -> None:
     st.lists(st.sampled_from([0.25, 0.5, 1.0, 1.5]), min_size=2, max_size=3),
 )
 def test_cuts_are_as_good_as_the_best_of_all(work: list[float], speeds: list[float]) -> None:
-    ends = _ends(work, speeds)
+    ends = fastest_ends(work, speeds)
 
     def slowest_s(cuts: list[int]) -> float:
         return max(sum(work[a:b]) / speed for a, b, speed in zip([0, *cuts], cuts, speeds, strict=False))

@@ -104,7 +104,7 @@ def _cut_anew(situation: Situation, plan: Plan) -> Plan:
         speeds = [situation.cluster.nodes[hop.node].speed for hop in route]
         if not part.is_plain or len(route) < 2 or max(speeds) == min(speeds):
             continue
-        ends = _ends([layer.total_s for layer in situation.workload.layers], speeds)
+        ends = fastest_ends([layer.total_s for layer in situation.workload.layers], speeds)
         hops = [Hop(hop.node, first, end) for hop, first, end in zip(route, [0, *ends], ends, strict=False)]
         if hops == list(route):
             continue
@@ -114,7 +114,7 @@ def _cut_anew(situation: Situation, plan: Plan) -> Plan:
     return without_lost_shadows(replace(plan, placement=placement, routes=routes))
 
 
-def _ends(work_s: Sequence[float], speeds: Sequence[float]) -> list[int]:
+def fastest_ends(work_s: Sequence[float], speeds: Sequence[float]) -> list[int]:
     """Where each stage ends when the slowest is as fast as can be: a stage has at least one layer.
 
     least[k][e]: the slowest of the first k stages over the first e layers, by a dynamic program over both.

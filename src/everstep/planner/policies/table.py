@@ -95,7 +95,7 @@ def propose(situation: Situation) -> list[Candidate]:
     found = only_sturdy(situation, only_inside(situation, found))
     if forced == "restore" or any(candidate.feasible for candidate in found):
         return found
-    return [*found, *restore(situation)]
+    return [*found, *only_sturdy(situation, restore(situation))]
 
 
 def _proposed(situation: Situation, forced: str) -> list[Candidate]:
