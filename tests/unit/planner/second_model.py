@@ -32,7 +32,9 @@ class Step:
         self.busy = dict.fromkeys(plan.nodes, False)
         self.here: set[tuple[NodeId, str, int, int]] = set()
         """What a node has: activations and gradients, by the hop that they are for."""
-        self.worked_s = dict.fromkeys(plan.nodes, 0.0)
+        self.message_ends: Counter[NodeId] = Counter()
+        self.summed_bytes: Counter[NodeId] = Counter()
+        self.shadowing_s = self._shadowing()
         self.updated_s = dict.fromkeys(plan.nodes, 0.0)
         self.sent_bytes: Counter[Sites] = Counter()
         self.line_free_s: dict[frozenset[SiteId], float] = {}
@@ -84,8 +86,19 @@ class Step:
         self.busy[node] = True
         self._at(self._work_s(node, action), lambda: self._done(node, action))
 
+    def _shadowing(self) -> dict[NodeId, float]:
+        """How much longer each own forward takes for those that a node computes a second time."""
+        hops = [hop for route in self.plan.routes for hop in route]
+        own = Counter(hop.node for hop in hops)
+        extra_s = dict.fromkeys(own, 0.0)
+        for hop in hops:
+            if hop.shadow is not None and own[hop.shadow]:
+                seconds = sum(self.workload.layers[layer].forward_s for layer in hop.layers)
+                extra_s[hop.shadow] += seconds / own[hop.shadow]
+        return extra_s
+
     def _work_s(self, node: NodeId, action: Action) -> float:
-        seconds = 0.0
+        seconds = self.shadowing_s[node] if action.kind is Kind.FORWARD else 0.0
         for index in self.plan.routes[action.micro_batch][action.hop].layers:
             layer = self.workload.layers[index]
             if action.kind is Kind.FORWARD:
@@ -100,6 +113,7 @@ class Step:
         self.busy[node] = False
         route = self.plan.routes[action.micro_batch]
         if action.kind is Kind.FORWARD and action.hop + 1 < len(route):
+            self.message_ends.update((node, route[action.hop + 1].node))
             self._send(node, route[action.hop + 1].node, "F", action.micro_batch, action.hop + 1, route[action.hop].end - 1)
         if action.kind is Kind.BACKWARD and action.hop:
             self._send(node, route[action.hop - 1].node, "B", action.micro_batch, action.hop - 1, route[action.hop].first - 1)
@@ -199,6 +213,8 @@ class Step:
         """Every member sends every other its part, then its sum of its own part."""
         part = num_bytes / len(members)
         own_s, lines = 0.0, Counter[frozenset[SiteId]]()
+        for member in members:
+            self.summed_bytes[member] += part * (len(members) - 1)  # type: ignore[assignment]
         for source in members:
             for target in members:
                 if source == target:
@@ -239,5 +255,9 @@ class Step:
                     for hop in route:
                         if hop.node == node:
                             work_s += sum(self.workload.layers[layer].total_s for layer in hop.layers) / facts.speed
+                            work_s += self.shadowing_s[node] / facts.speed
                 work_s += sum(self.workload.layers[layer].optimizer_s for layer in self.plan.placement[node]) / facts.speed
+                beside = self.workload.beside
+                chores_s = beside.node_s + beside.message_s * self.message_ends[node]
+                work_s += (chores_s + beside.summed_byte_s * self.summed_bytes[node]) / facts.speed
         return work_s / cores

@@ -15,7 +15,7 @@ from everstep.planner.cost import overlapped_seconds, site_seconds, stall_second
 from everstep.planner.schedules import order_of
 from everstep.quantities import HostId, NodeId, SiteId, UnitName
 from everstep.transfer import Move
-from everstep.workload import LayerCost, Unit, Workload
+from everstep.workload import Beside, LayerCost, Unit, Workload
 
 from .second_model import Step
 from .worlds import FREE_LINK, cluster_of, grid_plan, node, plans, workload_of
@@ -63,12 +63,23 @@ def workloads_for(draw: st.DrawFn, num_layers: int, num_micro_batches: int) -> W
         name: Unit(name=name, layers=used, parameter_bytes=draw(sizes), state_bytes=1, gradient_bytes=draw(sizes))
         for name, used in users.items()
     }
-    return Workload(layers=layers, units=units, num_micro_batches=num_micro_batches, fixed_s=draw(seconds), measured=True)
+    beside = Beside(node_s=draw(seconds), message_s=draw(seconds), summed_byte_s=draw(st.sampled_from([0.0, 0.1])))
+    return Workload(
+        layers=layers, units=units, num_micro_batches=num_micro_batches, fixed_s=draw(seconds), beside=beside, measured=True,
+    )
+
+
+def shadowed(hop: Hop, plan: Plan) -> st.SearchStrategy[Hop]:
+    """``hop``, perhaps with somebody who holds its layers too as its shadow."""
+    able = [name for name, layers in plan.placement.items() if name != hop.node and set(hop.layers) <= set(layers)]
+    return st.sampled_from([hop, *(replace(hop, shadow=name) for name in able)])
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Plan, Workload, Cluster]:
     plan = draw(plans())
+    if draw(st.booleans()):
+        plan = replace(plan, routes=tuple(tuple(draw(shadowed(hop, plan)) for hop in route) for route in plan.routes))
     return plan, draw(workloads_for(plan.num_layers, len(plan.routes))), draw(clusters_for(plan.nodes))
 
 
