@@ -12,10 +12,14 @@ Two predictions for each plan, none of which has seen a step of it:
 
 - *frozen*: layer times and the common ratio as measured in the first few plans alone, never corrected afterwards;
 - *as in a run*: what the planner would have said when the plan began, having seen all plans before it, with the residual of its
-  family (`planner/calibrate.py`).
+  family (`planner/calibrate.py`). Beside the step, the processor time of all workers, which other work on the machine disturbs
+  less, without ratio and residual.
 
 Beside them the load average and the share of both cores' time that anybody used. `--raw FILE` keeps what was measured, and
 `--from FILE` judges it again without a run, as after a change of the cost model.
+
+`--schedules` measures instead what better schedules are worth here: rerouted plans with the schedule that follows from them
+and with the one that `planner/improve.py` finds, in turn.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -45,10 +49,12 @@ from everstep.plan import Hop, Order, Plan, Route
 from everstep.planner.beside import Rest
 from everstep.planner.calibrate import Calibration, calibrated, family_of
 from everstep.planner.cost import shared_seconds, step_seconds
+from everstep.planner.improve import improve
 from everstep.planner.measure import measured
 from everstep.planner.policies.routes import reroute
 from everstep.planner.policies.situation import Situation
 from everstep.quantities import HostId, NodeId
+from everstep.schedule import Schedule
 from everstep.telemetry.forecasts import layout
 from everstep.workload import Workload
 
@@ -147,16 +153,13 @@ def busy_and_all() -> tuple[float, float]:
 class Scripted(Controller):
     """Answers with one plan after another, each as soon as enough steps of the one before were measured."""
 
-    num_plans: int
+    plans: Callable[[Workload], list[tuple[Plan, Schedule | None]]]
     steps: int
     ran: list[Ran]
     guess: Workload
 
     def start(self, view: Any, workload: Workload, *arguments: Any, **more: Any) -> Any:
-        chance = random.Random(7)
-        self._left = all_plans(workload)
-        chance.shuffle(self._left)
-        self._left = self._left[:self.num_plans]
+        self._left = type(self).plans(workload)
         type(self).guess = workload
         self._begin()
         return super().start(view, workload, *arguments, **more)
@@ -167,17 +170,17 @@ class Scripted(Controller):
 
     def answer(
         self, view: Any, resolution: Any, lost: Any, joined: Any, cause: str, now_s: float, token: int, checkpoint: Any,
-        rollbacks: Any = (),
+        rollbacks: Any = (), expected: Any = None,
     ) -> Any:
         assert not lost and not joined and not self.is_over, "nobody is lost here, and there are plans left"
-        plan = self._left.pop(0)
+        plan, schedule = self._left.pop(0)
         situation = self._situation(view, resolution, lost, joined, now_s, checkpoint)
         decision = Decision(
             cause=cause, view=view.number, step=situation.step, gap_s=situation.gap_s, chosen=0,
             candidates=(Candidate(policy="script", plan=plan),),
         )
-        order = self._order(view, decision, resolution, situation, token, rollbacks, None)
-        self._take(plan, situation.cluster, view)
+        order = self._order(view, decision, resolution, situation, token, rollbacks, schedule)
+        self._take(plan, situation.cluster, view, schedule)
         self._begin()
         return order, decision, ""
 
@@ -219,12 +222,49 @@ def mean_times(steps: Sequence[Mapping[NodeId, Mapping[str, float]]]) -> dict[st
     return {node: {action: fmean(values) for action, values in actions.items()} for node, actions in found.items()}
 
 
-def measure(num_plans: int, steps: int) -> tuple[list[Ran], Workload]:
-    """One run through so many plans and the one it starts with."""
+def shuffled(num_plans: int) -> Callable[[Workload], list[tuple[Plan, Schedule | None]]]:
+    """So many of all plans, in an order of their own."""
+    def plans(workload: Workload) -> list[tuple[Plan, Schedule | None]]:
+        found = all_plans(workload)
+        random.Random(7).shuffle(found)
+        return [(plan, None) for plan in found[:num_plans]]
+    return plans
+
+
+TURNS = 6
+"""How often each of two schedules has its turn."""
+
+
+def in_turn(workload: Workload) -> list[tuple[Plan, Schedule | None]]:
+    """Rerouted plans, each with its own schedule and with a better one."""
+    short = pipelines([(4, 4)] * 4, (2,) * 4)
+    plans = [after_losses(short, lost, workload) for lost in ([1], [0, 5], [1, 2])]
+    better = [improve(plan) for plan in plans]
+    return [
+        turn for plan, found in zip(plans, better, strict=True)
+        for turn in [(plan, None), (found.plan, found.schedule)] * TURNS
+    ]
+
+
+def schedules(steps: int) -> str:
+    """What better schedules are worth, as Markdown. The first plan of the run belongs to none."""
+    ran, guess = measure(in_turn, steps)
+    lines = ["| plan | gain on devices of their own | own schedule, s | better one, s | gain here |", "|---|---|---|---|---|"]
+    for number, (plan, _) in enumerate(in_turn(guess)[::2 * TURNS]):
+        turns = ran[1 + 2 * TURNS * number:][:2 * TURNS]
+        own_s, better_s = (median(s for one in turns[first::2] for s in one.steps_s) for first in (0, 1))
+        found = improve(plan)
+        cells = [layout(plan), f"{1 - found.after_s / found.before_s:.1%}", f"{own_s:.4f}", f"{better_s:.4f}"]
+        lines.append(f"| {' | '.join([*cells, f'{1 - better_s / own_s:+.1%}'])} |")
+    return "\n".join(lines)
+
+
+def measure(plans: Callable[[Workload], list[tuple[Plan, Schedule | None]]], steps: int) -> tuple[list[Ran], Workload]:
+    """One run through ``plans``, after the one that the planner starts with."""
     from everstep.runtime import agent
     from everstep.telemetry import audit, runs
 
-    Scripted.num_plans, Scripted.steps, Scripted.ran = num_plans, steps, []
+    Scripted.plans, Scripted.steps, Scripted.ran = staticmethod(plans), steps, []
     agent.Controller = Scripted  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as scratch:
         outcome = agent.run(agent.RunRequest(
@@ -239,6 +279,8 @@ def measure(num_plans: int, steps: int) -> tuple[list[Ran], Workload]:
 
 # What was predicted.
 
+
+PREDICTIONS = {"frozen": "step, frozen", "online": "step, as in a run", "work": "processor time, as in a run"}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -258,9 +300,14 @@ class Row:
     load: float
     busy: float
 
-    def error(self, which: str) -> float | None:
+    def pair(self, which: str) -> tuple[float, float] | None:
+        """What was predicted, and what it took."""
         predicted_s = getattr(self, f"{which}_s")
-        return None if predicted_s is None else predicted_s / self.measured_s - 1
+        return None if predicted_s is None else (predicted_s, self.worked_s if which == "work" else self.measured_s)
+
+    def error(self, which: str) -> float | None:
+        pair = self.pair(which)
+        return pair and pair[0] / pair[1] - 1
 
 
 def cluster() -> Cluster:
@@ -300,16 +347,13 @@ def judged(ran: Sequence[Ran], guess: Workload, first: int = FIRST) -> list[Row]
 def figures(rows: Sequence[Row], first: int = FIRST) -> dict[str, dict[str, float]]:
     """For each prediction: mean and worst error, and the share of pairs of plans that it puts in the right order."""
     found = {}
-    for which in ("frozen", "online"):
-        known = [row for row in rows[first:] if row.error(which) is not None]
-        errors = [abs(row.error(which) or 0.0) for row in known]
-        pairs = [
-            (getattr(a, f"{which}_s") < getattr(b, f"{which}_s")) == (a.measured_s < b.measured_s)
-            for a, b in itertools.combinations(known, 2)
-        ]
+    for which in PREDICTIONS:
+        pairs = [pair for pair in (row.pair(which) for row in rows[first:]) if pair]
+        errors = [abs(predicted_s / took_s - 1) for predicted_s, took_s in pairs]
+        ordered = [(a[0] < b[0]) == (a[1] < b[1]) for a, b in itertools.combinations(pairs, 2)]
         found[which] = {
-            "plans": len(known), "mean_error": fmean(errors), "worst_error": max(errors),
-            "pairs_in_order": fmean(pairs) if pairs else 1.0,
+            "plans": len(pairs), "mean_error": fmean(errors), "worst_error": max(errors),
+            "pairs_in_order": fmean(ordered) if ordered else 1.0,
         }
     return found
 
@@ -324,20 +368,23 @@ def table(rows: Sequence[Row], command: str, steps: int, first: int) -> str:
         f"first {first} plans are those that the frozen prediction learns from, and count in no figure.", "",
         "| prediction | plans | mean error | worst error | pairs of plans in the right order |", "|---|---|---|---|---|",
         *(
-            f"| {name} | {f['plans']:.0f} | {f['mean_error']:.1%} | {f['worst_error']:.1%} | {f['pairs_in_order']:.1%} |"
-            for name, f in zip(("frozen", "as in a run"), figures(rows, first).values(), strict=True)
+            f"| {PREDICTIONS[name]} | {f['plans']:.0f} | {f['mean_error']:.1%} | {f['worst_error']:.1%} "
+            f"| {f['pairs_in_order']:.1%} |"
+            for name, f in figures(rows, first).items()
         ), "",
-        "| plan | computing | hops | measured, s | frozen, s | error | as in a run, s | error | load | cores busy |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| plan | computing | hops | step, s | frozen, s | error | as in a run, s | error | processor time, s | predicted, s "
+        "| error | load | cores busy |",
+        f"|{'---|' * 13}",
         *map(_line, rows), "",
     ])
 
 
 def _line(row: Row) -> str:
     cells = [row.layout, str(row.nodes), str(row.hops), f"{row.measured_s:.4f}"]
-    for which in ("frozen", "online"):
-        error = row.error(which)
-        cells += ["", ""] if error is None else [f"{getattr(row, f'{which}_s'):.4f}", f"{error:+.1%}"]
+    for which in PREDICTIONS:
+        pair, error = row.pair(which), row.error(which)
+        cells += [f"{row.worked_s:.4f}"] if which == "work" else []
+        cells += ["", ""] if pair is None or error is None else [f"{pair[0]:.4f}", f"{error:+.1%}"]
     return f"| {' | '.join([*cells, f'{row.load:.1f}', f'{row.busy:.0%}'])} |"
 
 
@@ -358,12 +405,16 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, help="keep what was measured here")
     parser.add_argument("--from", dest="kept", type=Path, help="judge what was kept by --raw")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--schedules", action="store_true", help="measure what better schedules are worth instead")
     options = parser.parse_args()
+    if options.schedules:
+        print(schedules(options.steps))
+        return
     if options.kept:
         kept = msgspec.json.decode(options.kept.read_bytes(), type=_Kept)
         ran, guess = kept.ran, kept.guess
     else:
-        ran, guess = measure(options.plans, options.steps)
+        ran, guess = measure(shuffled(options.plans), options.steps)
     if options.raw:
         options.raw.write_bytes(_kept(ran, guess))
     first = min(FIRST, len(ran) // 2)
