@@ -32,6 +32,8 @@ class Step:
         self.busy = dict.fromkeys(plan.nodes, False)
         self.here: set[tuple[NodeId, str, int, int]] = set()
         """What a node has: activations and gradients, by the hop that they are for."""
+        self.held_bytes = {node: self._state(node) for node in plan.nodes}
+        self.peak_bytes = dict(self.held_bytes)
         self.message_ends: Counter[NodeId] = Counter()
         self.summed_bytes: Counter[NodeId] = Counter()
         self.shadowing_s = self._shadowing()
@@ -84,6 +86,9 @@ class Step:
             return
         self.todo[node].pop(0)
         self.busy[node] = True
+        if action.kind is Kind.FORWARD:
+            self.held_bytes[node] += self._activations(action)
+            self.peak_bytes[node] = max(self.peak_bytes[node], self.held_bytes[node])
         self._at(self._work_s(node, action), lambda: self._done(node, action))
 
     def _shadowing(self) -> dict[NodeId, float]:
@@ -118,9 +123,19 @@ class Step:
         if action.kind is Kind.BACKWARD and action.hop:
             self._send(node, route[action.hop - 1].node, "B", action.micro_batch, action.hop - 1, route[action.hop].first - 1)
         if action.kind is (Kind.WEIGHT if self.plan.order.split else Kind.BACKWARD):
+            self.held_bytes[node] -= self._activations(action)
             for layer in route[action.hop].layers:
                 self._added(layer)
         self._go_on(node)
+
+    def _state(self, node: NodeId) -> int:
+        held = set(self.plan.placement[node])
+        units = [unit for unit in self.workload.units.values() if held & set(unit.layers)]
+        return sum(unit.state_bytes + unit.gradient_bytes for unit in units)
+
+    def _activations(self, action: Action) -> int:
+        layers = self.plan.routes[action.micro_batch][action.hop].layers
+        return sum(self.workload.layers[layer].activation_bytes for layer in layers)
 
     def _send(self, source: NodeId, target: NodeId, kind: str, micro_batch: int, hop: int, boundary: int) -> None:
         num_bytes = self.workload.layers[boundary].output_bytes

@@ -1,4 +1,4 @@
-"""The cost model against a second one that plays the step event by event: random plans, clusters and times, and hand cases."""
+"""The cost model and memory against a second model that plays the step event by event: random cases, and cases by hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from everstep import cluster as clusters
 from everstep.cluster import Cluster, Link, Node, site_pair
 from everstep.plan import Hop, Order, Plan
 from everstep.planner.cost import overlapped_seconds, site_seconds, stall_seconds, step_seconds
+from everstep.planner.memory import needed_bytes, node_bytes
+from everstep.planner.pace import pace
 from everstep.planner.schedules import order_of
 from everstep.quantities import HostId, NodeId, SiteId, UnitName
 from everstep.transfer import Move
@@ -52,7 +54,7 @@ def workloads_for(draw: st.DrawFn, num_layers: int, num_micro_batches: int) -> W
     layers = tuple(
         LayerCost(
             name=f"l{index}", forward_s=draw(seconds), backward_input_s=draw(seconds), backward_weight_s=draw(seconds),
-            output_bytes=draw(sizes), optimizer_s=draw(seconds),
+            output_bytes=draw(sizes), optimizer_s=draw(seconds), activation_bytes=draw(sizes),
         )
         for index in range(num_layers)
     )
@@ -60,7 +62,7 @@ def workloads_for(draw: st.DrawFn, num_layers: int, num_micro_batches: int) -> W
     if num_layers > 1 and draw(st.booleans()):
         users[UnitName("tie")] = (0, num_layers - 1)
     units = {
-        name: Unit(name=name, layers=used, parameter_bytes=draw(sizes), state_bytes=1, gradient_bytes=draw(sizes))
+        name: Unit(name=name, layers=used, parameter_bytes=draw(sizes), state_bytes=draw(sizes), gradient_bytes=draw(sizes))
         for name, used in users.items()
     }
     beside = Beside(node_s=draw(seconds), message_s=draw(seconds), summed_byte_s=draw(st.sampled_from([0.0, 0.1])))
@@ -91,6 +93,16 @@ def test_a_step_takes_as_long_as_when_it_is_played_event_by_event(case: tuple[Pl
     played_s = Step(plan, workload, cluster, schedule).seconds()
     assert step_seconds(plan, workload, cluster) == pytest.approx(played_s)
     assert step_seconds(plan, workload, cluster, schedule) == pytest.approx(played_s)
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+def test_memory_is_what_nodes_hold_at_once_when_it_is_played(case: tuple[Plan, Workload, Cluster]) -> None:
+    plan, workload, cluster = case
+    step = Step(plan, workload, cluster, order_of(plan))
+    step.seconds()
+    assert node_bytes(plan, workload) == step.peak_bytes
+    assert needed_bytes(plan, workload, pace(plan, workload, cluster).active_bytes) == step.peak_bytes
 
 
 @settings(max_examples=80, deadline=None)
