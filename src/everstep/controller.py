@@ -47,6 +47,9 @@ INITIAL = "initial"
 SCHEDULE = "schedule"
 """The policy of a candidate that changes only in which order nodes act, and perhaps which of two alike does what."""
 
+LET_IN = "who is expected is let in once they are there, and until then training goes on"
+"""Why ``auto`` does not wait in a run."""
+
 OBSERVED_EVERY = 10
 """After the first steps only every so many-th is measured: a prediction costs the leader milliseconds."""
 
@@ -135,10 +138,10 @@ class Controller:
         if (lost or joined) and self._awaited is None:
             self.num_events += 1
         situation = self._situation(view, resolution, lost, joined, now_s, checkpoint)
-        if expected:
+        if expected and self.config.planner.policy == "wait":
             situation = replace(situation, expected=expected, ways=situation.ways | {"wait"})
         better = self._better if self._may_refine(situation) else None
-        candidates = self._with_schedule(situation, better) if better else self._proposed(situation)
+        candidates = self._with_schedule(situation, better) if better else self._proposed(situation, bool(expected))
         try:
             chosen = choose(situation, candidates)
         except InfeasibleError as error:
@@ -199,11 +202,17 @@ class Controller:
         """Why another plan is wanted although everybody is well; empty where none is."""
         return f"a schedule that takes {self._better.gain:.1%} less time" if self._better else ""
 
-    def _proposed(self, situation: Situation) -> list[Candidate]:
-        """What was worked out ahead or is now; with what was waited for, if all who were expected have come."""
+    def _proposed(self, situation: Situation, is_somebody_expected: bool) -> list[Candidate]:
+        """What was worked out ahead or is now; with what was waited for, if all who were expected have come.
+
+        Among other policies waiting is no candidate: they have a value until the next event and do not know that somebody
+        comes before it, who is then let in at a step boundary. Waiting spares only that second change of plan.
+        """
         found = self._remembered(situation) or propose(situation)
         if situation.expected and any(candidate.policy == "wait" for candidate in found):
             found = [*(candidate for candidate in found if candidate.policy != "wait"), *wait(situation)]
+        elif is_somebody_expected:
+            found = [replace(each, reason=LET_IN) if each.policy == "wait" and not each.feasible else each for each in found]
         if self._awaited is not None and set(self._awaited.nodes) == set(situation.nodes):
             found = [*found, candidate_of(situation, "wait", self._awaited, "blocking")]
         return found

@@ -14,7 +14,7 @@ from everstep import plan as plans
 from everstep import schedule as schedules
 from everstep import transfer
 from everstep.config import CheckpointConfig, EngineConfig, PlannerConfig, Policy, RunConfig
-from everstep.controller import ClusterFacts, Controller
+from everstep.controller import LET_IN, ClusterFacts, Controller
 from everstep.planner.explain import summary
 from everstep.planner.measure import from_bytes
 from everstep.planner.policies.situation import CheckpointInfo
@@ -308,6 +308,13 @@ def test_a_loss_while_somebody_is_waited_for_is_answered_with_who_is_there_then(
     order, decision, _ = asked(controller, 3, [0, 1, 2, 3, 4, 6, 8], lost=(5, 7), joined=(8,))
     assert order is not None and decision.candidate.policy != "wait"
     assert set(order.plan.nodes) == {node(k) for k in (0, 1, 2, 3, 4, 6, 8)}
+
+
+def test_among_all_policies_nobody_stands_still_for_who_is_let_in_anyway() -> None:
+    controller = started("auto")
+    order, decision, _ = asked(controller, 2, [0, 1, 2, 3, 4, 6, 7], lost=(5,), expected={node(8): 1.5})
+    assert order is not None
+    assert [each.reason for each in decision.candidates if each.policy == "wait"] == [LET_IN]
 
 
 def test_answers_worked_out_ahead_know_who_is_expected_when_they_are_asked_for() -> None:
