@@ -16,9 +16,14 @@ from everstep.quantities import NodeId
 
 
 @remembered(32)
+def has_shadows(routes: tuple[Route, ...]) -> bool:
+    return bool([hop for route in grouped(routes).routes for hop in route if hop.shadow is not None])
+
+
+@remembered(32)
 def shadowed(routes: tuple[Route, ...]) -> Mapping[NodeId, Sequence[tuple[int, int, float]]]:
     """By node that shadows and computes: layer ranges, and how many shadowed micro-batches there are for each of its own."""
-    if not [hop for route in grouped(routes).routes for hop in route if hop.shadow is not None]:
+    if not has_shadows(routes):
         return {}
     visits: dict[NodeId, int] = {}
     found: dict[NodeId, list[tuple[int, int, int]]] = {}

@@ -16,7 +16,7 @@ from everstep.planner.first import first_plan
 from everstep.planner.memory import node_bytes
 from everstep.planner.pace import pace
 from everstep.planner.policies.situation import Situation
-from everstep.planner.policies.standing import redundant, ring, taken_over, with_redundancy
+from everstep.planner.policies.standing import is_redundant, redundant, ring, taken_over, with_redundancy
 from everstep.planner.policies.table import decide, propose
 from everstep.planner.schedules import order_of
 from everstep.planner.shadows import shadow_seconds
@@ -25,6 +25,7 @@ from everstep.workload import Workload
 from .test_any_situation import EVERY_WAY, under
 from .test_policies import load_of, plan_of, situation_after, wrong_with
 from .worlds import cluster_of, grid_plan, node, workload_of
+from .worlds import plans as any_plan
 
 
 def standing(num_pipelines: int = 2, num_stages: int = 3, *, shadows: bool = True, order: Order | None = None) -> Plan:
@@ -169,3 +170,13 @@ def test_where_a_loss_would_cost_much_the_second_copy_is_made() -> None:
     settled = candidates[chosen].settled
     assert settled is not None
     assert all(len(settled.holders(layer)) > 1 for layer in range(2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_plan(), st.booleans())
+def test_who_holds_more_than_he_computes_is_found(plan: Plan, more: bool) -> None:
+    if more:
+        plan = with_redundancy(plan, shadows=False)
+    computed = {member: {layer for route in plan.routes for hop in route if hop.node == member for layer in hop.layers}
+                for member in load_of(plan)}
+    assert is_redundant(plan) == any(set(plan.placement[member]) > layers for member, layers in computed.items())

@@ -18,6 +18,7 @@ from everstep.planner.places import assign
 from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.situation import Situation, available, pipelines_of, route_work_s, whole_routes
 from everstep.planner.reroute import Router
+from everstep.planner.shadows import has_shadows
 from everstep.quantities import NodeId, SiteId, node_number
 from everstep.workload import Workload
 
@@ -87,13 +88,9 @@ def rerouted(situation: Situation, plan: Plan, can: Mapping[NodeId, frozenset[in
 
 def without_lost_shadows(plan: Plan) -> Plan:
     """Who is gone, or does not hold any more what it shadowed, does not shadow it."""
-    known = {
-        id(route): tuple([_without_lost_shadow(hop, plan) for hop in route]) for route in grouped(plan.routes)
-        if any(hop.shadow is not None for hop in route)
-    }
-    if not known:
+    if not has_shadows(plan.routes):
         return plan
-    routes = {route: known.get(id(route), route) for route in grouped(plan.routes)}
+    routes = {route: tuple([_without_lost_shadow(hop, plan) for hop in route]) for route in grouped(plan.routes)}
     return replace(plan, routes=tuple([routes[route] for route in plan.routes]))
 
 

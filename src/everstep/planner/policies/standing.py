@@ -105,11 +105,18 @@ def with_redundancy(plan: Plan, *, shadows: bool) -> Plan:
 
 def is_redundant(plan: Plan) -> bool:
     """Whether somebody who computes holds more than that takes."""
-    own: dict[NodeId, set[int]] = {}
-    for route in grouped(plan.routes):
+    routes = grouped(plan.routes).routes
+    busy = [hop.node for route in routes for hop in route]
+    if len(set(busy)) == len(busy):  # plain pipelines, each of which takes every layer once
+        return sum([len(plan.placement.get(node, ())) for node in busy]) > len(routes) * plan.num_layers
+    own: dict[NodeId, set[tuple[int, int]]] = {}
+    for route in routes:
         for hop in route:
-            own.setdefault(hop.node, set()).update(hop.layers)
-    return any(len(plan.placement[node]) > len(layers) for node, layers in own.items() if node in plan.placement)
+            own.setdefault(hop.node, set()).add((hop.first, hop.end))
+    return any(
+        len(plan.placement[node]) > len(set[int]().union(*(range(*bounds) for bounds in ranges)))
+        for node, ranges in own.items() if node in plan.placement
+    )
 
 
 def ring(plan: Plan) -> dict[Route, list[NodeId | None]]:
