@@ -88,8 +88,8 @@ class Levelled:
         runs = {layers: run_ends(layers, workload.num_layers) for layers in set(available.values())}
         self._until = [runs[available[node]] for node in self._nodes]
         by_window: dict[frozenset[int], list[int]] = {}
-        for number, node in enumerate(self._nodes):
-            by_window.setdefault(available[node], []).append(number)
+        for number, name in enumerate(self._nodes):
+            by_window.setdefault(available[name], []).append(number)
         near = {
             ours: [number for theirs, members in by_window.items() if not ours.isdisjoint(theirs) for number in members]
             for ours in by_window

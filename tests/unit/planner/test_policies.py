@@ -14,7 +14,7 @@ from everstep import schedule as schedules
 from everstep import transfer
 from everstep.cluster import Cluster, Link, Node
 from everstep.config import PlannerConfig
-from everstep.plan import Hop, Plan
+from everstep.plan import Hop, Order, Plan
 from everstep.planner.memory import cap_bytes, node_bytes
 from everstep.planner.moves import moves_for
 from everstep.planner.policies.layouts import grow, repartition, restore
@@ -79,6 +79,7 @@ def test_no_policy_proposes_a_plan_with_problems_after_any_loss(data: st.DataObj
         plan, tuple(int(member[1:]) for member in lost), joined=data.draw(st.integers(0, 2)), memory_bytes=cap,
         cores=data.draw(st.sampled_from([1, None])), checkpoint=CheckpointInfo(step=30, path="c"),
     )
+    situation = replace(situation, thorough=data.draw(st.booleans()))
     candidates = [candidate for policy in POLICIES.values() for candidate in policy(situation)]
     assert {candidate.policy for candidate in candidates} == set(POLICIES)
     for candidate in candidates:
@@ -329,3 +330,18 @@ def test_the_share_of_nodes_that_hold_an_only_copy() -> None:
 def test_layouts_are_named_by_their_lengths() -> None:
     assert layout_words(grid_plan(2, 4, 1)) == "4+4"
     assert layout_words(grid_plan(5, 2, 1)) == "5×2"
+
+
+def test_where_there_is_time_moved_windows_and_more_layouts_are_looked_at_too() -> None:
+    """Four pipelines of three stages with four layers each: one node less, and only the windows of its pipeline move."""
+    routes = [tuple(Hop(node(3 * d + s), 4 * s, 4 * s + 4) for s in range(3)) for d in range(4)]
+    plan = Plan(
+        num_layers=12, placement={hop.node: tuple(hop.layers) for route in routes for hop in route},
+        routes=tuple(routes[m % 4] for m in range(32)), order=Order(split=True),
+    )
+    situation = situation_after(plan, (4,), cores=None, memory_bytes=40 * 4 + 24)
+    quick, thorough = repartition(situation), repartition(replace(situation, thorough=True))
+    (moved,) = [candidate for candidate in thorough if candidate.reason == "moved windows"]
+    assert {candidate.reason for candidate in quick} < {candidate.reason for candidate in thorough}
+    assert moved.step_s < min(candidate.step_s for candidate in quick)
+    assert moved.moved_bytes <= min(candidate.moved_bytes for candidate in quick if candidate.moved_bytes)

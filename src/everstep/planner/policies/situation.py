@@ -67,6 +67,8 @@ class Situation:
     """How likely each node is to be lost next, by its own history; absent: 1."""
     shadows: bool = False
     """Whether who shadows a hop also computes it. If not, redundancy is a matter of who holds what, and costs no time."""
+    thorough: bool = False
+    """Whether there is time to look further, as ahead of a loss: at moved windows, and at more layouts."""
 
     _memory: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
