@@ -130,12 +130,18 @@ def in_two_phases(situation: Situation, policy: str, now: Candidate, later: Cand
     """The same, not looking whether memory is enough for both."""
     assert now.plan is not None and later.plan is not None, "both have a plan"
     copied_s = now.stall_s + COPY_SLOWS * (later.stall_s - situation.switch_s)
-    first = "as it is" if now.plan.routes == situation.plan.routes else now.policy
+    first = "as it is" if _goes_on(situation, now.plan) else now.policy
     reason = f"now {first}, then {' '.join(filter(None, [later.policy, later.reason]))} after {human_seconds(copied_s)}"
     return valued(situation, replace(
         now, policy=policy, way="behind", later=later.plan, later_step_s=later.step_s, moved_bytes=later.moved_bytes,
         copy_s=copied_s - now.stall_s, later_stall_s=situation.switch_s, peak_bytes=later.peak_bytes, reason=reason,
     ))
+
+
+def _goes_on(situation: Situation, plan: Plan) -> bool:
+    """Whether every micro-batch takes the way it took."""
+    same = situation.remembered(("goes on", id(plan)), lambda: (plan, plan.routes == situation.plan.routes))
+    return same[1]
 
 
 def if_both_fit(situation: Situation, pair: Candidate) -> Candidate:
