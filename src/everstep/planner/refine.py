@@ -28,8 +28,8 @@ LEAST_GAIN = 0.01
 ROUNDS_EACH = 4
 """Tries in one piece of the search: some milliseconds for a dozen nodes."""
 
-MOST_HOPS = 2048
-"""A larger plan is left alone: one try would hold up whoever searches for too long."""
+MOST_HOPS = 512
+"""A larger plan is left alone: one piece would hold up whoever searches, and with it the noticing of deaths, for too long."""
 
 
 @dataclass(frozen=True, slots=True)
