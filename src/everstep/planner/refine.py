@@ -1,24 +1,22 @@
 """A better schedule for the plan that is running, worked out in idle time and offered only where it pays.
 
-The search is ``improve``, which counts neither messages nor reductions nor cores that nodes share; what it finds is priced
-with the whole cost model before it is offered. It is not even begun where no schedule could be faster by ``LEAST_GAIN``, as
-on cores that nodes share: there a step takes the host's work divided by its cores, in whatever order that is done.
+The search is ``improve``, which counts neither reductions nor cores that nodes share; what it finds is priced with the whole
+cost model before it is offered. It is not even begun where no schedule could be faster by ``LEAST_GAIN``, as on cores that
+nodes share: there a step takes the host's work divided by its cores, in whatever order that is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.cost import seconds_after, step_seconds
+from everstep.planner.cost import shared_seconds, step_seconds
 from everstep.planner.improve import improvements
-from everstep.planner.memory import node_bytes, overfull
-from everstep.planner.parts import grouped
+from everstep.planner.level import least_seconds
+from everstep.planner.memory import cap_bytes, node_bytes, overfull
 from everstep.planner.search import Priced
-from everstep.quantities import NodeId
 from everstep.schedule import Schedule
 from everstep.workload import Workload
 
@@ -51,10 +49,18 @@ def refined(
 ) -> Iterator[Refined | None]:
     """None after each piece of the search; at its end the best schedule, if it saves ``LEAST_GAIN`` and fits into memory."""
     before_s = step_seconds(plan, workload, cluster)
-    least_s = seconds_after(plan, workload, cluster, busy_seconds(plan, workload, cluster))
+    windows = {node: frozenset(layers) for node, layers in plan.placement.items() if layers}
+    speeds = {node: cluster.nodes[node].speed for node in windows}
+    least_s = max(
+        least_seconds(windows, workload, speeds, split=plan.order.split), 0.0,
+        *shared_seconds(plan, workload, cluster).values(),
+    )
     if plan.order.staggered or sum(map(len, plan.routes)) > MOST_HOPS or least_s > before_s * (1 - LEAST_GAIN):
         return
-    tries = improvements(plan, workload, rounds_each=ROUNDS_EACH)
+    caps = {node: cap_bytes(node, cluster, worker_memory_bytes) for node in plan.placement}
+    tries = improvements(
+        plan, workload, rounds_each=ROUNDS_EACH, cluster=cluster, caps=caps if any(caps.values()) else None,
+    )
     best = next(tries)
     for later in tries:
         best = later
@@ -66,13 +72,3 @@ def refined(
     found = Refined(answer, best.schedule, before_s)
     if found.gain >= LEAST_GAIN and not overfull(answer.needed_bytes, cluster, worker_memory_bytes):
         yield found
-
-
-def busy_seconds(plan: Plan, workload: Workload, cluster: Cluster) -> dict[NodeId, float]:
-    """The work of each node in a step: no order of it ends sooner."""
-    until = list(accumulate((layer.total_s for layer in workload.layers), initial=0.0))
-    found = dict.fromkeys(plan.placement, 0.0)
-    for route, members in grouped(plan.routes).items():
-        for hop in route:
-            found[hop.node] += len(members) * (until[hop.end] - until[hop.first]) / cluster.nodes[hop.node].speed
-    return found
