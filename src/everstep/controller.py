@@ -172,7 +172,7 @@ class Controller:
             self._ahead = prepared(Situation(
                 cluster=self.cluster, workload=workload, plan=self.plan,
                 holds={node: units[layers] for node, layers in self.plan.placement.items()}, config=self.config.planner,
-                redo_steps=self._redo_steps(), switch_s=self._switch_s, residuals=self._residuals,
+                redo_steps=self._redo_steps(), switch_s=self._switch_s, residuals=self._residuals, thorough=True,
             ))
         found = next(self._ahead, None)
         if found is not None:
