@@ -77,8 +77,9 @@ def _peers(plan: Plan, lost: Hop, can: Mapping[NodeId, frozenset[int]]) -> list[
 
 def recycle(situation: Situation) -> list[Candidate]:
     """Rerouting into bubbles, with split backward where nodes have devices of their own; and a node that changes its role
-    where losses sit where they hurt most. Updates are staggered if the run's are. A newcomer fills a hole.
+    where losses sit where they hurt most. Updates are staggered if the run's are. A newcomer fills a hole. Stages stay whole.
     """
+    situation = replace(situation, passes_on=False)
     if cuts_of(situation.plan) is None:
         return [no_answer("recycle", NOT_ALIKE)]
     if not is_broken(situation):

@@ -17,7 +17,7 @@ from everstep.planner.parts import alike, grouped
 from everstep.planner.places import assign
 from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.situation import Situation, available, pipelines_of, route_work_s, whole_routes
-from everstep.planner.reroute import Router
+from everstep.planner.reroute import PASSED_ON, Router
 from everstep.planner.shadows import has_shadows
 from everstep.quantities import NodeId, SiteId, node_number
 from everstep.workload import Workload
@@ -80,7 +80,8 @@ def rerouted(situation: Situation, plan: Plan, can: Mapping[NodeId, frozenset[in
     if situation.cluster.site_links:
         routes = routes_inside(plan.routes, can, situation.workload, speeds, {node: nodes[node].site for node in can})
     else:
-        routes = Router(can, situation.workload, speeds).routes(plan.routes)
+        passed_on = PASSED_ON if situation.passes_on else 0
+        routes = Router(can, situation.workload, speeds).routes(plan.routes, passed_on=passed_on)
     if routes is None:
         return "every way over the living holders would visit a node twice"
     return without_lost_shadows(replace(plan, routes=routes, placement=placement_of(can, situation.nodes)))

@@ -65,6 +65,8 @@ class Situation:
     """The chance that the next event is more than so many seconds away. None: exponential with mean ``gap_s``."""
     weights: Mapping[NodeId, float] = field(default_factory=dict)
     """How likely each node is to be lost next, by its own history; absent: 1."""
+    passes_on: bool = True
+    """Whether rerouting may cut work finer than the stages that are there, so that nodes share it more evenly."""
     shadows: bool = False
     """Whether who shadows a hop also computes it. If not, redundancy is a matter of who holds what, and costs no time."""
     thorough: bool = False
