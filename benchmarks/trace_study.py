@@ -1,12 +1,17 @@
-"""Every recovery policy against drawn losses and recorded traces, on pretend time.
+"""Every recovery policy against drawn losses and recorded traces, on pretend time, with the planner itself in the loop.
 
-    python benchmarks/trace_study.py --out benchmarks/results/trace-study.md         # about ten minutes of one core
-    python benchmarks/trace_study.py --quick --json                                  # seconds: shows that it runs
+    python benchmarks/trace_study.py --out benchmarks/results/trace-study.md          # an hour of one core
+    python benchmarks/trace_study.py --part losses-staggered --micro-batches 8        # one table, as the results say which
+    python benchmarks/trace_study.py --quick --json                                   # a minute: shows that it runs
 
 Grid of 8 pipelines by 4 stages, 32 equal layers (F = 1, B = 2), a fused step without failures of 10 s, M micro-batches a
-pipeline. What the model counts and what it leaves out: docs/simulate.md. Losses: ten of 32 nodes, exponential gaps, the same
-victims for every policy; a run begins with the first loss and ends a gap after the tenth. Numbers are samples of ``auto`` by
-samples of the other over all seeds, unless they say otherwise. A figure that misses its target has a ✗.
+pipeline. Under no plan does a node hold more state than one of the grid. At every change the planner is asked as a run asks it;
+steps take what its cost model says of the schedule, moves take their bytes over links on which the state of one stage takes
+τ/2, any change of plan stands still for a second. See docs/simulate.md.
+
+Losses: ten of 32 nodes, exponential gaps, the same victims for every policy; a run begins with the first loss and ends a gap
+after the tenth. Numbers are samples of ``auto`` by samples of the other over all seeds, unless they say otherwise. ✗: misses
+its target; (✗): misses it for τ, but not for what the other really stands still after a loss.
 """
 
 from __future__ import annotations
@@ -14,31 +19,39 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from everstep.catalog.trace_files import SHIPPED, load_trace
-from everstep.simulator.study.compare import Report, by_forms, compare, placed_anew, singles_of
+from everstep.simulator.study.compare import Report, by_forms, compare, placed_anew
 from everstep.simulator.study.hazards import draw
-from everstep.simulator.study.player import Costs
-from everstep.simulator.study.rules import Rules, named
-from everstep.simulator.study.times import FAMILIES, Family, Times, equal_layers
+from everstep.simulator.study.planned import ALL_WAYS, Planned
+from everstep.simulator.study.player import Costs, Player
+from everstep.simulator.study.roster import SINGLES, Table, equal_table
+from everstep.simulator.study.rules import named
+from everstep.simulator.study.times import Family, Times, equal_layers
 from everstep.simulator.study.world import Truth
+from everstep.trace import Trace
 
 GAPS_S = (60.0, 600.0, 3600.0)
 MOVES_S = (2.0, 10.0, 30.0, 120.0)
 MICRO_BATCHES = (8, 32)
 SAME = ("chameleon", "recycle", "oobleck", "plain-reroute", "torchft", "parcae", "bamboo", "varuna")
 PUBLISHED = ("oobleck-published", "reroute-published", "chameleon-published")
+EQUATION_13 = "equation 13"
 HEAD = {
     "chameleon": "Cham.", "recycle": "ReCycle", "oobleck": "Oobleck", "plain-reroute": "reroute",
-    "oobleck-published": "F Oobl.", "reroute-published": "F Eq. 13", "chameleon-published": "F Cham.",
+    "oobleck-published": "F Oobl.", "reroute-published": "F reroute", "chameleon-published": "F Cham.", EQUATION_13: "F Eq. 13",
 }
+AT_LOSSES = tuple(name for name in SINGLES if name not in ("heal", "rebalance"))
+"""Where nobody joins and nobody is slow, the others do what ``reroute`` does."""
 
 
 @dataclass(frozen=True)
@@ -53,238 +66,312 @@ class Setting:
 
     @property
     def cells(self) -> list[str]:
-        return [str(self.micro_batches), _time(self.gap_s), _time(self.move_s), f"{self.share:.3f}"]
+        return [str(self.micro_batches), words_of(self.gap_s), words_of(self.move_s), f"{self.share:.3f}"]
 
-    def target(self, against: str) -> float:
-        """The least ratio that is good: what must hold in this setting."""
+    def target(self, against: str, share: float | None = None) -> float:
+        """The least ratio that is good: what must hold in this setting. ``share``: instead of τ/gap."""
+        share = self.share if share is None else share
         is_short = self.share <= 0.5
         two_p = self.micro_batches == 8
         return {
-            "chameleon": 1.05 if 0.1 <= self.share <= 0.5 else 1.0,
+            "chameleon": 1.05 if 0.1 <= share <= 0.5 else 1.0,
             "recycle": (1.05 if two_p else 1.04) if is_short else 1.0,
-            "oobleck": 0.96 * math.exp(self.share) if is_short else 1.0,
+            "oobleck": 0.96 * math.exp(share) if is_short else 1.0,
             "plain-reroute": 1.08 if is_short else 1.0,
             "oobleck-published": 1.25 if two_p else 1.06,
-            "reroute-published": 1.36, "chameleon-published": 1.25 if two_p else 1.0,
+            "reroute-published": 1.36, EQUATION_13: 1.36, "chameleon-published": 1.25 if two_p else 1.0,
         }.get(against, 1.0)
 
 
-def settings(quick: bool) -> list[Setting]:
+def settings(micro_batches: Iterable[int], quick: bool) -> list[Setting]:
     return [
-        Setting(micro_batches, gap_s, move_s)
-        for micro_batches in MICRO_BATCHES[: 1 if quick else 2] for gap_s in GAPS_S[: 1 if quick else 3]
-        for move_s in (MOVES_S[1:2] if quick else MOVES_S)
+        Setting(each, gap_s, move_s)
+        for each in micro_batches for gap_s in GAPS_S[: 1 if quick else 3] for move_s in (MOVES_S[1:2] if quick else MOVES_S)
     ]
 
 
-class Study:
-    """Tables for one family of schedules; step times are worked out once for all of them."""
+def losses_of(gap_s: float, seeds: int) -> list[Trace]:
+    drawn = (draw("exponential", num_nodes=32, num_losses=10, gap_s=gap_s, seed=seed) for seed in range(seeds))
+    return [each.from_first_change() for each in drawn]
 
-    def __init__(self, family: Family, seeds: int, slack: float = 0.0, num_layers: int = 32) -> None:
-        self.family, self.seeds = family, seeds
-        self.slack, self.num_layers = slack, num_layers
-        self._times: dict[tuple[int, int], dict[Family, Times]] = {}
 
-    def times(self, micro_batches: int, pipelines: int = 8) -> dict[Family, Times]:
-        key = (micro_batches, pipelines)
-        if key not in self._times:
-            # Of few pipelines the step is the same, so that a grid of another size is the same job on other nodes.
-            job = equal_layers(num_layers=self.num_layers, micro_batches=micro_batches, num_pipelines=pipelines)
-            self._times[key] = {family: Times(job, family, slack=self.slack) for family in FAMILIES}
-        return self._times[key]
+@cache
+def grounds(costs: Costs, micro_batches: int, pipelines: int = 8, num_layers: int = 32) -> Table:
+    """A grid of another size is the same job on more nodes, with as many micro-batches a pipeline."""
+    return equal_table(costs, micro_batches=micro_batches, num_pipelines=pipelines, num_layers=num_layers)
 
-    def rules(self, names: Sequence[str]) -> list[Rules]:
-        return [named(name, self.family) for name in names]
 
-    def losses(
-        self, setting: Setting, rules: Sequence[Rules], sigma: float = 0.0, costs: Costs | None = None, singles: bool = True,
-    ) -> Report:
-        traces = [
-            draw("exponential", num_nodes=32, num_losses=10, gap_s=setting.gap_s, seed=seed).from_first_change()
-            for seed in range(self.seeds)
-        ]
-        times = self.times(setting.micro_batches)
-        return compare(
-            traces, by_forms(rules, times), costs or Costs(move_s=setting.move_s), num_nodes=32, gap_s=setting.gap_s,
-            singles=by_forms(singles_of(self.family), times) if singles else (), truth_of=_truth(sigma),
-        )
+def played(
+    setting: Setting, seeds: int, family: Family, names: Sequence[str], *, singles: Sequence[str] = (), sigma: float = 0.0,
+    costs: Costs | None = None, others: Sequence[Player[Any]] = (),
+) -> Report:
+    costs = costs or Costs(move_s=setting.move_s)
+    table = grounds(costs, setting.micro_batches)
+    return compare(
+        losses_of(setting.gap_s, seeds), [*table.seated(names, family), *others], costs, num_nodes=32, gap_s=setting.gap_s,
+        singles=table.seated(singles, family), truth_of=_truth(sigma),
+    )
 
-    def recorded(self, name: str, micro_batches: int, move_s: float, placements: int, sigma: float = 0.0) -> Report:
-        trace = load_trace(name).beginning_with(4)
-        nodes = max(32, trace.most_nodes // 4 * 4)
-        times = self.times(micro_batches, nodes // 4)
-        return compare(
-            [placed_anew(trace, seed) for seed in range(placements)],
-            by_forms(self.rules(("auto", "free", *SAME, *PUBLISHED)), times), Costs(move_s=move_s),
-            singles=by_forms(singles_of(self.family), times), num_nodes=nodes, truth_of=_truth(sigma),
-        )
+
+def recorded(
+    name: str, micro_batches: int, move_s: float, placements: int, names: Sequence[str], singles: Sequence[str],
+    sigma: float = 0.0, piece: int | None = None, family: Family = "staggered",
+) -> Report:
+    """``piece``: only the first so many changes."""
+    trace, nodes = on_its_nodes(name)
+    if piece is not None and piece < len(trace.changes):
+        trace = replace(trace, changes=trace.changes[:piece], end_s=trace.changes[piece].at_s)
+    costs = Costs(move_s=move_s)
+    table = grounds(costs, micro_batches, nodes // 4)
+    return compare(
+        [placed_anew(trace, seed) for seed in range(placements)], table.seated(names, family), costs, num_nodes=nodes,
+        singles=table.seated(singles, family), truth_of=_truth(sigma),
+    )
+
+
+def on_its_nodes(name: str) -> tuple[Trace, int]:
+    """A trace from when four nodes are there, and the whole pipelines of four that it ever fills; never fewer than eight."""
+    trace = load_trace(name).beginning_with(4)
+    return trace, max(32, trace.most_nodes // 4 * 4)
 
 
 def _truth(sigma: float) -> Callable[[int], Truth]:
     return lambda seed: Truth(sigma, seed)
 
 
-def _time(seconds: float) -> str:
+def equation_13(setting: Setting) -> list[Player[Any]]:
+    """Rerouting by the published closed form, which no schedule of the planner is as slow as."""
+    times = Times(equal_layers(micro_batches=setting.micro_batches), "fused")
+    return [*by_forms([replace(named("reroute-published"), name=EQUATION_13)], {"fused": times})]
+
+
+def words_of(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.0f} h"
 
 
-def _marked(value: float, target: float) -> str:
-    return f"{value:.3f}" + (" ✗" if value < target - 5e-4 else "")
+def _marked(value: float, target: float, other_target: float | None = None) -> str:
+    if value >= target - 5e-4:
+        return f"{value:.3f}"
+    return f"{value:.3f} {'(✗)' if other_target is not None and value >= other_target - 5e-4 else '✗'}"
 
 
 def _regret(value: float, limit: float) -> str:
     return f"{value * 100:+.2f}" + (" ✗" if value > limit + 5e-5 else "")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def losses_table(study: Study, where: Sequence[Setting]) -> str:
-    shown = (*SAME, *PUBLISHED)
+def losses_table(family: Family, where: Sequence[Setting], seeds: int) -> str:
+    shown = (*SAME, *PUBLISHED, EQUATION_13)
     rows = []
     for setting in where:
-        report = study.losses(setting, study.rules(("auto", "free", *shown)))
+        report = played(
+            setting, seeds, family, ("auto", "free", *SAME, *PUBLISHED), singles=AT_LOSSES, others=equation_13(setting),
+        )
         row = report.rows["auto"]
         is_short = setting.share <= 0.5
+        stalls_s = {name: report.rows[name].stall_s / 10 for name in shown}
         rows.append([
-            *setting.cells, *(_marked(report.ratio("auto", name), setting.target(name)) for name in shown),
+            *setting.cells,
+            *(
+                _marked(report.ratio("auto", name), setting.target(name), setting.target(name, stalls_s[name] / setting.gap_s))
+                for name in shown
+            ),
             f"{report.ratio('auto', 'free'):.3f}", f"{row.fse:.3f}", _regret(row.regret, 0.0 if is_short else 1.0),
             _regret(row.worst_regret, 0.02 if is_short else 1.0),
+            f"{stalls_s['oobleck']:.1f}, {stalls_s['chameleon']:.1f}", str(seeds),
         ])
-    return table(
-        ["M", "gap", "τ", "τ/gap", *(HEAD.get(name, name) for name in shown), "free", "FSE", "regret %", "worst %"], rows,
+        say(rows[-1])
+    return table_text(
+        ["M", "gap", "τ", "τ/gap", *(HEAD.get(name, name) for name in shown), "free", "FSE", "regret %", "worst %",
+         "stall s", "seeds"], rows,
     )
 
 
-def traces_table(study: Study, names: Sequence[str], quick: bool) -> str:
+TIGHT = ("chameleon", "recycle", "oobleck", "oobleck-published", "chameleon-published")
+"""Whom ``auto`` is nearest to: of many micro-batches only these are played on recorded traces."""
+
+
+def traces_table(names: Sequence[str], micro_batches: Sequence[int], orders: int, quick: bool) -> str:
+    """p3 for every τ, the others for two; whole traces."""
     rows = []
+    shown = (*SAME, *PUBLISHED)
     for name in names:
-        for micro_batches in (8,) if quick else MICRO_BATCHES:
-            for move_s in MOVES_S[1:2] if quick else MOVES_S:
-                placements = 10 if name == "p3" and not quick else 1
-                report = study.recorded(name, micro_batches, move_s, placements)
-                gap_s = load_trace(name).beginning_with(4).mean_gap_s
+        gap_s = on_its_nodes(name)[0].mean_gap_s
+        for each in micro_batches:
+            for move_s in (10.0,) if quick else MOVES_S if name == "p3" else (10.0, 120.0):
+                others, singles = (shown, SINGLES) if each == 8 else (TIGHT, IN_ERROR)
+                count = orders if name == "p3" and each == 8 else 1
+                report = recorded(name, each, move_s, count, ("auto", "free", *others), singles, piece=12 if quick else None)
                 row, is_short = report.rows["auto"], move_s <= gap_s / 2
-                free = report.ratio("auto", "free")
                 rows.append([
-                    name, str(micro_batches), _time(gap_s), _time(move_s),
-                    *(_marked(report.ratio("auto", other), 1.0) for other in (*SAME[:6], *PUBLISHED)),
-                    _marked(free, 0.98 if name == "p3" and move_s <= 30 else 0.0), f"{row.fse:.3f}",
+                    name, str(each), words_of(gap_s), words_of(move_s),
+                    *(_marked(report.ratio("auto", other), 1.0) if other in others else "" for other in shown),
+                    _marked(report.ratio("auto", "free"), 0.98 if name == "p3" and move_s <= 30 else 0.0), f"{row.fse:.3f}",
                     _regret(row.regret, 0.02 if is_short else 1.0), _regret(row.worst_regret, 0.02 if is_short else 1.0),
+                    str(count),
                 ])
-    head = ["trace", "M", "gap", "τ", *(HEAD.get(name, name) for name in (*SAME[:6], *PUBLISHED))]
-    return table([*head, "free", "FSE", "regret %", "worst %"], rows)
+                say(rows[-1])
+    head = ["trace", "M", "gap", "τ", *(HEAD.get(name, name) for name in shown)]
+    return table_text([*head, "free", "FSE", "regret %", "worst %", "orders"], rows)
 
 
-def noise_table(study: Study, where: Sequence[Setting], names: Sequence[str], quick: bool) -> str:
+PIECE = 40
+"""So many changes, the first, of each recorded trace are played in a world that is not as predicted: every node is another
+there, so that every schedule has to be worked out anew."""
+
+IN_ERROR = ("reroute", "grow", "repartition", "two-phase", "shrink", "redundant")
+"""Whoever of the single policies could be best somewhere; each is played with the same errors."""
+
+
+def errors_table(where: Sequence[Setting], names: Sequence[str], micro_batches: Sequence[int], seeds: int, quick: bool) -> str:
+    """A world that is not as predicted: nodes, kinds of plans and their moves have errors of their own."""
     rows = []
+
+    def add(sigma: float, what: str, setting: Setting, report: Report) -> None:
+        row, limit = report.rows["auto"], 0.04 if setting.share <= 0.5 else 1.0
+        rows.append([
+            f"{sigma:.0%}", what, *setting.cells, _regret(row.regret, limit), _regret(row.worst_regret, limit),
+            str(len(report.outcomes["auto"])),
+        ])
+        say(rows[-1])
+
     for sigma in (0.1, 0.3):
         for setting in where:
-            row = study.losses(setting, study.rules(("auto",)), sigma).rows["auto"]
-            limit = 0.04 if setting.share <= 0.5 else 1.0
-            regrets = [_regret(row.regret, limit), _regret(row.worst_regret, limit)]
-            rows.append([f"{sigma:.0%}", "ten losses", *setting.cells, *regrets])
+            add(sigma, "ten losses", setting, played(setting, seeds, "staggered", ("auto",), singles=IN_ERROR, sigma=sigma))
         for name in names:
-            for move_s in MOVES_S[1:2] if quick else (10.0, 30.0, 120.0):
-                row = study.recorded(name, 8, move_s, 1 if quick else 5, sigma).rows["auto"]
-                gap_s = load_trace(name).beginning_with(4).mean_gap_s
-                limit = 0.04 if move_s <= gap_s / 2 else 1.0
-                rows.append([
-                    f"{sigma:.0%}", name, "8", _time(gap_s), _time(move_s), f"{move_s / gap_s:.3f}",
-                    _regret(row.regret, limit), _regret(row.worst_regret, limit),
-                ])
-    return table(["errors", "trace", "M", "gap", "τ", "τ/gap", "regret %", "worst %"], rows)
+            for each in micro_batches:
+                for move_s in (10.0,) if quick else (10.0, 60.0):
+                    setting = Setting(each, on_its_nodes(name)[0].mean_gap_s, move_s)
+                    report = recorded(name, each, move_s, 1, ("auto",), IN_ERROR, sigma, piece=10 if quick else PIECE)
+                    add(sigma, name, setting, report)
+    return table_text(["errors", "trace", "M", "gap", "τ", "τ/gap", "regret %", "worst %", "draws"], rows)
 
 
-def slack_table(study: Study, where: Sequence[Setting]) -> str:
-    """Whether targets still hold where schedules of layer-by-layer rerouting miss their bound."""
+def servers_table(windows: int, quick: bool) -> str:
+    """The 400 servers of infinitehbd, in pieces of thirty days from all over its year."""
+    trace, nodes = on_its_nodes("infinitehbd")
+    costs, month_s = Costs(move_s=30.0), 30 * 86400.0
+    table = grounds(costs, 8, nodes // 4)
     rows = []
-    for slack in (0.06, 0.15):
-        charged = Study(study.family, study.seeds, slack)
-        for setting in where:
-            shown = ("chameleon", "recycle", "oobleck", "plain-reroute", "torchft")
-            report = charged.losses(setting, charged.rules(("auto", "free", *shown)))
+    for index in range(windows):
+        piece = cut(trace, index * (trace.end_s - month_s) / max(1, windows - 1), 2 * 86400.0 if quick else month_s)
+        for sigma in (0.0, 0.1, 0.3):
+            report = compare(
+                [piece], table.seated(("auto", "free"), "staggered"), costs, num_nodes=nodes,
+                singles=table.seated(IN_ERROR, "staggered"), truth_of=lambda _, sigma=sigma, index=index: Truth(sigma, index),
+            )
             row = report.rows["auto"]
-            is_short = setting.share <= 0.5
             rows.append([
-                f"{slack:.0%}", *setting.cells, *(_marked(report.ratio("auto", name), setting.target(name)) for name in shown),
-                f"{report.ratio('auto', 'free'):.3f}", _regret(row.regret, 0.0 if is_short else 1.0),
-                _regret(row.worst_regret, 0.02 if is_short else 1.0),
+                str(index + 1), str(len(piece.changes)), f"{sigma:.0%}", f"{report.ratio('auto', 'free'):.4f}",
+                f"{row.fse:.4f}", _regret(row.regret, 0.04 if sigma else 0.02),
             ])
-    head = ["charged", "M", "gap", "τ", "τ/gap", "Cham.", "ReCycle", "Oobleck", "reroute", "torchft", "free"]
-    return table([*head, "regret %", "worst %"], rows)
+            say(rows[-1])
+    return table_text(["month", "changes", "errors", "free", "FSE", "regret %"], rows)
 
 
-def more_table(study: Study, where: Sequence[Setting]) -> str:
-    """What would raise it further: samples by those of ``auto``, in percent more."""
-    auto = named("auto", study.family)
-    plain = replace(auto, moves=tuple(move for move in auto.moves if move != "sturdy"), look_ahead=False)
-    finer = Study(study.family, study.seeds, num_layers=64)
-    variants: dict[str, Callable[[Setting], Report]] = {
-        "without look-ahead over the next loss": lambda setting: study.losses(
-            setting, [replace(plain, name="it")], singles=False),
-        "starting on the layout that is best after a loss": lambda setting: study.losses(
-            setting, [replace(auto, name="it", sturdy_start=True)], singles=False),
-        "told the true mean gap": lambda setting: study.losses(
-            setting, [replace(auto, name="it", knows_gap=True)], singles=False),
-        "keeping the progress of interrupted copies": lambda setting: study.losses(
-            setting, [replace(auto, name="it")], singles=False, costs=Costs(move_s=setting.move_s, keep_progress=True)),
-        "half-layers as units": lambda setting: finer.losses(setting, [replace(auto, name="it")], singles=False),
-        "blocking moves only": lambda setting: study.losses(
-            setting, [replace(auto, name="it", ways=("blocking",))], singles=False),
-        "dropping broken pipelines instead of rerouting": lambda setting: study.losses(
-            setting, [replace(auto, name="it", reroute="drop")], singles=False),
+def cut(trace: Trace, start_s: float, length_s: float) -> Trace:
+    """What happens in ``length_s`` from ``start_s`` on, with those who are there at its start."""
+    alive = dict.fromkeys(trace.nodes)
+    changes = []
+    for change in trace.changes:
+        if change.at_s < start_s:
+            alive = dict.fromkeys(node for node in (*alive, *change.joined) if node not in change.lost)
+        elif change.at_s < start_s + length_s:
+            changes.append(replace(change, at_s=change.at_s - start_s))
+    return replace(trace, nodes=tuple(alive), changes=tuple(changes), end_s=length_s)
+
+
+Variant = Callable[[Setting], tuple[Planned, Costs]]
+
+
+def more_table(where: Sequence[Setting], seeds: int, searched: int) -> str:
+    """What would raise it further: samples by those of ``auto``, in percent more; ``searched``: seeds with local search."""
+    def auto(setting: Setting, family: Family = "staggered", num_layers: int = 32, **changed: Any) -> tuple[Planned, Costs]:
+        costs = Costs(move_s=setting.move_s)
+        (found,) = grounds(costs, setting.micro_batches, 8, num_layers).seated(["auto"], family)
+        return replace(found, **changed), costs
+
+    def foresighted(setting: Setting) -> tuple[Planned, Costs]:
+        found, costs = auto(setting)
+        return replace(found, ground=replace(found.ground, config=replace(found.ground.config, look_ahead=True))), costs
+
+    def keeping(setting: Setting) -> tuple[Planned, Costs]:
+        found, costs = auto(setting)
+        return found, replace(costs, keep_progress=True)
+
+    staggered: Variant = auto
+    split: Variant = lambda setting: auto(setting, "split")  # noqa: E731
+    variants: dict[str, tuple[Variant, Variant, int]] = {
+        "keeping the progress of interrupted copies": (keeping, staggered, seeds),
+        "half-layers as units": (lambda s: auto(s, num_layers=64), staggered, seeds),
+        "look-ahead over the next loss": (foresighted, staggered, searched),
+        "schedules improved by local search (split)": (lambda s: auto(s, "split", improves=True), split, searched),
+        "told the true mean gap": (lambda s: auto(s, knows_gap=True), staggered, seeds),
+        "blocking moves only": (lambda s: auto(s, ways=ALL_WAYS - {"behind"}), staggered, seeds),
     }
-    base = [sum(each.samples for each in study.losses(s, [auto], singles=False).outcomes["auto"]) for s in where]
-    rows = [
-        [what, *(
-            f"{(sum(each.samples for each in played(setting).outcomes['it']) / samples - 1) * 100:+.1f}"
-            for setting, samples in zip(where, base, strict=True)
-        )]
-        for what, played in variants.items()
-    ]
-    return table(["instead of auto", *(f"M={s.micro_batches}, {_time(s.gap_s)}, τ {_time(s.move_s)}" for s in where)], rows)
+
+    @cache
+    def samples(variant: Variant, setting: Setting, count: int) -> float:
+        who, costs = variant(setting)
+        return compare(losses_of(setting.gap_s, count), [who], costs, num_nodes=32, gap_s=setting.gap_s).rows["auto"].samples
+
+    rows = []
+    for what, (variant, base, count) in variants.items():
+        more = [samples(variant, each, count) / samples(base, each, count) - 1 for each in where]
+        rows.append([what, *(f"{each * 100:+.1f}" for each in more), str(count)])
+        say(rows[-1])
+    columns = (f"M={each.micro_batches}, {words_of(each.gap_s)}, τ {words_of(each.move_s)}" for each in where)
+    return table_text(["instead of auto", *columns, "seeds"], rows)
 
 
-def study_text(quick: bool, seeds: int, say: Callable[[str], None]) -> dict[str, str]:
-    """All tables by title."""
-    everywhere = settings(quick)
-    some = [s for s in everywhere if (s.gap_s, s.move_s) in ((60.0, 2.0), (60.0, 10.0), (60.0, 30.0), (600.0, 120.0))]
-    # The 400 servers of infinitehbd take eight minutes a setting; the same trace twice says nothing new.
+def say(row: object) -> None:
+    print(row, file=sys.stderr, flush=True)
+
+
+def parts(quick: bool, seeds: int, micro_batches: Sequence[int]) -> dict[str, tuple[str, Callable[[], str]]]:
+    """By name: the title, and what makes the table."""
+    everywhere = settings(micro_batches, quick)
+    some = [s for s in everywhere if (s.gap_s, s.move_s) in ((60.0, 10.0), (60.0, 30.0), (600.0, 120.0))]
+    orders = max(1, seeds // 3)
     names = ("p3",) if quick else tuple(name for name in SHIPPED if name not in ("parcae-p3", "infinitehbd"))
-    staggered, split = Study("staggered", seeds), Study("split", seeds)
-    parts: dict[str, Callable[[], str]] = {
-        "Ten losses of 32, staggered schedules": lambda: losses_table(staggered, everywhere),
-        "Ten losses of 32, split schedules": lambda: losses_table(split, everywhere),
-        "Recorded traces, staggered schedules": lambda: traces_table(staggered, names, quick),
-        "A world that is not as predicted": lambda: noise_table(staggered, some, names[:2], quick),
-        "Rerouting of other layouts than grids charged with more than its bound": lambda: slack_table(staggered, some),
-        "What would raise it further, percent": lambda: more_table(staggered, some),
+    return {
+        "losses-staggered": ("Ten losses of 32, staggered schedules", lambda: losses_table("staggered", everywhere, seeds)),
+        "losses-split": ("Ten losses of 32, split schedules", lambda: losses_table("split", everywhere, seeds)),
+        "traces": ("Recorded traces, staggered schedules", lambda: traces_table(names, micro_batches, orders, quick)),
+        "errors": ("A world that is not as predicted", lambda: errors_table(some, names, micro_batches, seeds, quick)),
+        "servers": ("The 400 servers of infinitehbd, M = 8, τ 30 s", lambda: servers_table(1 if quick else 5, quick)),
+        "more": ("What would raise it further, percent", lambda: more_table(some, seeds, max(1, seeds // 8))),
     }
-    found = {}
-    for title, part in parts.items():
-        began_s = time.monotonic()
-        found[title] = part()
-        say(f"{title}: {time.monotonic() - began_s:.0f} s\n{found[title]}\n")
-    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--part", choices=list(parts(True, 1, MICRO_BATCHES)), action="append", help="only this table")
+    parser.add_argument("--micro-batches", type=int, choices=MICRO_BATCHES, action="append", help="only these")
     parser.add_argument("--quick", action="store_true", help="one setting, two seeds")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path, help="write the tables here too")
     options = parser.parse_args()
     seeds = 2 if options.quick else options.seeds
-    tables = study_text(options.quick, seeds, lambda words: print(words, file=sys.stderr, flush=True))
+    micro_batches = tuple(options.micro_batches or MICRO_BATCHES[: 1 if options.quick else 2])
+    tables = {}
+    for name, (title, part) in parts(options.quick, seeds, micro_batches).items():
+        if options.part is None or name in options.part:
+            began_s = time.process_time()
+            tables[title] = part()
+            say(f"{title}: {time.process_time() - began_s:.0f} s of processor time\n{tables[title]}\n")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    said: dict[str, Any] = {"seeds": seeds, "commit": commit, "tables": tables}
+    command = " ".join(["python benchmarks/trace_study.py", *sys.argv[1:]])
     text = "\n\n".join(f"## {title}\n\n{words}" for title, words in tables.items())
     if options.out:
-        options.out.write_text(f"Commit {commit}, {seeds} seeds.\n\n{text}\n")
+        head = f"`{command}`, commit {commit}, Python {platform.python_version()}, {seeds} seeds."
+        options.out.write_text(f"{head}\n\n{text}\n")
+    said: dict[str, Any] = {"seeds": seeds, "commit": commit, "tables": tables}
     print(json.dumps(said, indent=2, ensure_ascii=False) if options.json else text)
 
 

@@ -33,6 +33,7 @@ from everstep.planner.policies.situation import CheckpointInfo
 from everstep.planner.policies.situation import Situation as Asked
 from everstep.planner.policies.standing import with_redundancy
 from everstep.planner.policies.table import decide
+from everstep.planner.refine import refined
 from everstep.planner.search import best_priced, priced
 from everstep.quantities import NodeId, UnitName
 from everstep.simulator.study.player import Option, Situation, Way
@@ -182,6 +183,8 @@ class Planned:
     is_free: bool = False
     is_redundant: bool = False
     """Begins with everything held twice. Who shadows somebody computes."""
+    improves: bool = False
+    """Whether a better schedule is looked for as soon as a plan runs, and found at once."""
     rethinks: bool = False
     loses_work: bool = False
     ways: frozenset[PlannedWay] = ALL_WAYS
@@ -221,8 +224,14 @@ class Planned:
         if key not in self._steps:
             if len(self._steps) == _REMEMBERED:
                 del self._steps[next(iter(self._steps))]
-            self._steps[key] = (plan, self.ground.step_s(plan, factor))
+            self._steps[key] = (plan, self._improved_s(plan) if self.improves else self.ground.step_s(plan, factor))
         return self._steps[key][1]
+
+    def _improved_s(self, plan: Plan) -> float:
+        ground = self.ground
+        found = refined(plan, ground.workload, ground.cluster_of(plan.placement), ground.config.worker_memory_bytes)
+        better = [each.answer.step_s for each in found if each is not None]
+        return better[-1] if better else ground.step_s(plan)
 
     def pace_of_a_node(self, num_nodes: int) -> float:
         plan = self.ground.grid([f"n{number}" for number in range(num_nodes)])
