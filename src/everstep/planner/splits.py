@@ -7,8 +7,9 @@ end a step of m micro-batches before
 
 (it waits once for its first backward and once for its last). The bound of a split is the largest of its stages'; it depends
 on a stage's layers and on r alone, so one dynamic program over suffixes gives the split with the least bound for all p and m.
-Where the time of that split equals its bound, it is the best. Where not, every split with a bound below the best time so far
-is tried, best first, until none is left. Memory forbids stages: (layers, r, m) cells that do not fit are infinite.
+Where the time of that split equals its bound, it is the best. Where not, splits with a bound below the best time so far are
+tried, best first; what is not closed by a few is closed with a better bound, that of the last stages as a pipeline by
+themselves (``suffixes``). Memory forbids stages: (layers, r, m) cells that do not fit are infinite.
 
 Exact means: over all contiguous splits, for the time that stages compute. Messages between the stages are added to the
 times of the table, not to what is minimised.
@@ -27,9 +28,9 @@ they choose splits and lengths, and the few layouts that remain are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,24 @@ from numpy.typing import NDArray
 from everstep.cluster import Link
 from everstep.planner.pipelines import Array, flush, stage_ends_s
 from everstep.planner.remembered import remembered
+from everstep.planner.suffixes import Grown, grown
 from everstep.quantities import UnitName
 from everstep.workload import Workload
 
-TRIED_AT_MOST = 16_000
-"""Splits that are tried to close the cells of one table; a cell that would need more counts as ``open``."""
+TRIED_AT_MOST = 4_000
+"""Splits that are tried to close the cells of one table, before the better bound is asked."""
+
+GROWN_AT_MOST = 200_000
+"""Suffixes that are looked at for all cells of one table."""
+
+GROWN_FOR_ONE = 60_000
+"""Suffixes that are looked at in one go for one cell; a cell that would need more counts as ``open``."""
+
+BEAM = 16
+"""Of each length so many suffixes are followed first: it mostly finds the best split, though it does not prove it."""
+
+SHARES = (0.0, 0.03, 0.12, 0.5, 1.0)
+"""How far between bound and best time all splits are looked for, one after the other: the first that finds any has the best."""
 
 EQUAL = 1e-9
 """Relative difference below which two times are the same."""
@@ -201,7 +215,39 @@ class Splits:
             tried += len(pairs)
             batch = min(2 * batch, 256)
             trials = {cell: trial for cell, trial in trials.items() if times_s[cell] > least_s[cell] * (1 + EQUAL)}
-        self.open = len(trials)
+        self.open = self._close_by_suffixes(sorted(trials), times_s, least_s) if trials else 0
+
+    def _close_by_suffixes(self, cells: Sequence[_Cell], times_s: dict[_Cell, float], least_s: Mapping[_Cell, float]) -> int:
+        """Prove the best of each of ``cells``, in this order; how many could not be proved."""
+        wanted = {many for _, many in cells}
+        bounds: dict[int, list[Array]] = {many: [] for many in wanted}
+        for behind in range(max(stages for stages, _ in cells)):
+            whole = self._stage_bounds(behind)
+            for many in wanted:
+                bounds[many].append(whole[:, :, many - 1].copy())
+        left, unproved = GROWN_AT_MOST, 0
+        sums = np.array(self._forward_s), np.array(self._work_s)
+
+        def look(cell: _Cell, limit_s: float, widest: int | None = None) -> Grown:
+            nonlocal left
+            found = grown(bounds[cell[1]][:cell[0]], *sums, cell[1], limit_s, at_most=min(left, GROWN_FOR_ONE), widest=widest)
+            left -= found.tried
+            if found.edges is not None and found.seconds < times_s[cell] * (1 - EQUAL):
+                times_s[cell], self._cuts[cell] = found.seconds, tuple(pairwise(found.edges))
+            return found
+
+        for cell in cells:
+            look(cell, times_s[cell] * (1 - EQUAL), BEAM)
+            best_s = times_s[cell]
+            for share in SHARES:
+                if best_s <= least_s[cell] * (1 + EQUAL):
+                    break
+                limit_s = (least_s[cell] + share * (best_s - least_s[cell])) * (1 + 2 * EQUAL)
+                found = look(cell, min(limit_s, best_s * (1 - EQUAL)))
+                unproved += not found.is_complete
+                if found.edges is not None or not found.is_complete:
+                    break
+        return unproved
 
     def _better(self, cell: _Cell, times_s: dict[_Cell, float]) -> Iterator[Bounds]:
         """Splits whose bound is below the best time known of ``cell`` when they are asked for, smaller bounds first."""
