@@ -12,8 +12,11 @@ Two predictions for each plan, none of which has seen a step of it:
 
 - *frozen*: layer times and the common ratio as measured in the first few plans alone, never corrected afterwards;
 - *as in a run*: what the planner would have said when the plan began, having seen all plans before it, with the residual of its
-  family (`planner/calibrate.py`). Beside the step, the processor time of all workers, which other work on the machine disturbs
-  less, without ratio and residual.
+  family (`planner/calibrate.py`).
+
+Beside the step stands the processor time of all workers, which other work on the machine disturbs less, without ratio and
+residual. It still grows with what else is in the caches: so it is also compared at the pace of the plan, multiplied by how much
+slower forwards were than predicted. That is no prediction, but shows what of the error is the model's.
 
 Beside them the load average and the share of both cores' time that anybody used. `--raw FILE` keeps what was measured, and
 `--from FILE` judges it again without a run, as after a change of the cost model.
@@ -280,7 +283,8 @@ def measure(plans: Callable[[Workload], list[tuple[Plan, Schedule | None]]], ste
 # What was predicted.
 
 
-PREDICTIONS = {"frozen": "step, frozen", "online": "step, as in a run", "work": "processor time, as in a run"}
+PREDICTIONS = {"frozen": "step, frozen", "online": "step, as in a run", "work": "processor time, as in a run",
+               "even": "processor time, at the pace of the plan"}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -295,6 +299,8 @@ class Row:
     """Processor time of all workers in a step."""
     work_s: float | None
     """What that was predicted to be, as in a run but for the common ratio and residuals."""
+    even_s: float | None
+    """The same, had forwards been predicted to be as slow as they were in this plan."""
     frozen_s: float | None
     online_s: float | None
     load: float
@@ -303,7 +309,7 @@ class Row:
     def pair(self, which: str) -> tuple[float, float] | None:
         """What was predicted, and what it took."""
         predicted_s = getattr(self, f"{which}_s")
-        return None if predicted_s is None else (predicted_s, self.worked_s if which == "work" else self.measured_s)
+        return None if predicted_s is None else (predicted_s, self.worked_s if which in ("work", "even") else self.measured_s)
 
     def error(self, which: str) -> float | None:
         pair = self.pair(which)
@@ -326,11 +332,12 @@ def judged(ran: Sequence[Ran], guess: Workload, first: int = FIRST) -> list[Row]
         took_s = median(one.steps_s)
         if number == first:
             frozen = workload, calibration
+        work_s = len(os.sched_getaffinity(0)) * sum(shared_seconds(one.plan, workload, machine).values()) if number else None
         rows.append(Row(
             layout=layout(one.plan), family=str(family_of(one.plan)), nodes=len(one.plan.nodes) - len(one.plan.spares),
             hops=sum(map(len, one.plan.routes)), measured_s=took_s,
             worked_s=sum(actions["step"] for actions in one.times.values()),
-            work_s=len(os.sched_getaffinity(0)) * sum(shared_seconds(one.plan, workload, machine).values()) if number else None,
+            work_s=work_s, even_s=work_s and work_s * pace_of(one, workload),
             frozen_s=step_seconds(one.plan, calibrated(*frozen), machine) if frozen else None,
             online_s=calibration.seconds(step_seconds(one.plan, workload, machine), family_of(one.plan)) if number else None,
             load=one.load, busy=one.busy,
@@ -342,6 +349,12 @@ def judged(ran: Sequence[Ran], guess: Workload, first: int = FIRST) -> list[Row]
             workload = replace(workload, beside=rest.beside())
             calibration = calibration.after(step_s, step_seconds(one.plan, workload, machine), family_of(one.plan))
     return rows
+
+
+def pace_of(one: Ran, workload: Workload) -> float:
+    """How much slower a plan's forwards were than those that it was predicted with."""
+    seen = {action: seconds for times in one.times.values() for action, seconds in times.items() if action.startswith("F:")}
+    return sum(seen.values()) / sum(layer.forward_s for layer in workload.layers if f"F:{layer.name}" in seen)
 
 
 def figures(rows: Sequence[Row], first: int = FIRST) -> dict[str, dict[str, float]]:
@@ -373,16 +386,19 @@ def table(rows: Sequence[Row], command: str, steps: int, first: int) -> str:
             for name, f in figures(rows, first).items()
         ), "",
         "| plan | computing | hops | step, s | frozen, s | error | as in a run, s | error | processor time, s | predicted, s "
-        "| error | load | cores busy |",
-        f"|{'---|' * 13}",
+        "| error | at its pace | load | cores busy |",
+        f"|{'---|' * 14}",
         *map(_line, rows), "",
     ])
 
 
 def _line(row: Row) -> str:
     cells = [row.layout, str(row.nodes), str(row.hops), f"{row.measured_s:.4f}"]
-    for which in PREDICTIONS:
+    for which in ("frozen", "online", "work", "even"):
         pair, error = row.pair(which), row.error(which)
+        if which == "even":
+            cells.append("" if error is None else f"{error:+.1%}")
+            continue
         cells += [f"{row.worked_s:.4f}"] if which == "work" else []
         cells += ["", ""] if pair is None or error is None else [f"{pair[0]:.4f}", f"{error:+.1%}"]
     return f"| {' | '.join([*cells, f'{row.load:.1f}', f'{row.busy:.0%}'])} |"
