@@ -41,4 +41,4 @@ def test_predictions_are_judged_on_plans_that_they_have_not_seen():
     assert len(said["rows"]) == 4
     assert said["rows"][0]["online_s"] is None and said["rows"][1]["frozen_s"] is None
     assert all(row["measured_s"] > 0 and row["worked_s"] > 0 for row in said["rows"])
-    assert [figures["plans"] for figures in said["figures"].values()] == [2, 2, 2]
+    assert {figures["plans"] for figures in said["figures"].values()} == {2}
