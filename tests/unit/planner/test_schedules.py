@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 
 from everstep import schedule as schedules
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.schedules import order_of, streams
-from everstep.schedule import REDUCE, Action, one_f_one_b, peak_activations
+from everstep.planner.parts import parts
+from everstep.planner.schedules import Costs, Stops, deadlines, order_of, streams
+from everstep.quantities import NodeId
+from everstep.schedule import REDUCE, Action, Kind, one_f_one_b, peak_activations
 
 from .worlds import grid_plan, node, plans, workload_of
 
@@ -71,6 +75,75 @@ def test_parts_that_share_no_node_do_not_know_of_each_other() -> None:
 def test_a_rerouted_micro_batch_stays_in_the_stream_it_started_in() -> None:
     plan = grid_plan(2, 3, 2, lost=[(1, 1)])
     assert streams(plan.routes) == (node(0), node(3), node(0), node(3))
+
+
+def layers_held(plan: Plan, member: NodeId) -> int:
+    """The most layers' activations that ``member`` holds at once, a micro-batch counting once for each layer of its hop."""
+    held = most = 0
+    for action in order_of(plan)[member][:-1]:
+        layers = len(plan.routes[action.micro_batch][action.hop].layers)
+        if action.kind is Kind.FORWARD:
+            held += layers
+        elif action.kind is (Kind.WEIGHT if plan.order.split else Kind.BACKWARD):
+            held -= layers
+        most = max(most, held)
+    return most
+
+
+def lending_plan(room: Mapping[NodeId, int]) -> Plan:
+    """Two stages of four layers, twice; a third pipeline has a node for five layers, and others lend it the last three."""
+    whole = [(Hop(node(2 * d), 0, 4), Hop(node(2 * d + 1), 4, 8)) for d in range(2)]
+    lent = tuple((Hop(node(4), 0, 5), Hop(node(2 * d + 1), 5, 8)) for d in range(2))
+    routes = [(*whole, lent[k % 2])[k % 3] for k in range(24)]
+    placement = {hop.node: tuple(hop.layers) for route in whole for hop in route} | {node(4): (0, 1, 2, 3, 4)}
+    return Plan(num_layers=8, placement=placement, routes=tuple(routes), order=Order(split=True), room=room)
+
+
+def test_activations_are_counted_by_layers() -> None:
+    """A last stage of four layers may hold those of one micro-batch of its own, or of a piece of three and no more."""
+    assert layers_held(lending_plan({}), node(1)) == 4
+    assert layers_held(lending_plan({}), node(4)) == 10
+
+
+@pytest.mark.parametrize("room", [4, 7, 11, 16])
+def test_a_node_fills_the_room_that_the_plan_gives_it_and_no_more(room: int) -> None:
+    held = layers_held(lending_plan({node(0): room, node(1): room}), node(1))
+    assert room - 4 < held <= room
+    assert layers_held(lending_plan({node(0): room, node(1): room}), node(3)) == 4, "others have what 1F1B has"
+
+
+def test_room_for_less_than_a_hop_is_room_for_one() -> None:
+    plan = lending_plan({node(1): 1})
+    assert layers_held(plan, node(1)) == 4
+    assert schedules.problems(order_of(plan), plan) == []
+
+
+def test_a_plain_pipeline_with_fused_backward_does_one_f_one_b_whatever_room_it_has() -> None:
+    plan = replace(grid_plan(1, 3, 6), room={node(0): 6, node(2): 6})
+    assert order_of(plan) == order_of(grid_plan(1, 3, 6))
+
+
+def test_of_what_is_due_together_the_smaller_piece_goes_first() -> None:
+    """It delays the other little, and somebody waits for it."""
+    piece = (Hop(node(0), 0, 1), Hop(node(1), 1, 4))
+    plan = Plan(
+        num_layers=4, placement={node(0): (0, 1, 2, 3), node(1): (0, 1, 2, 3)},
+        routes=((Hop(node(0), 0, 4),), piece) * 3, order=Order(split=True),
+    )
+    assert str(order_of(plan)[node(0)][0]) == "0F1"
+
+
+def test_a_late_micro_batch_with_a_way_of_its_own_is_not_due_among_the_first() -> None:
+    """It is the first of its stream, but the last of 24: ranks within streams alone would let it overtake all others."""
+    usual, other = (Hop(node(0), 0, 8),), (Hop(node(1), 0, 4), Hop(node(0), 4, 8))
+    plan = Plan(
+        num_layers=8, placement={node(0): tuple(range(8)), node(1): (0, 1, 2, 3)}, routes=(*[usual] * 23, other),
+        order=Order(split=True),
+    )
+    (part,) = parts(plan)
+    stops = Stops.of(part)
+    forward_s, backward_s = deadlines(stops, Costs.of(plan, None))
+    assert forward_s[23] > forward_s[10] and backward_s[23] > backward_s[10]
 
 
 def test_routes_that_cross_do_not_lock_each_other_out() -> None:
