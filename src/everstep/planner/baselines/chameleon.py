@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
+import numpy as np
+
+from everstep.planner.pipelines import stage_ends_s
+
 
 def score(batch: float, step_s: float, transition_s: float, window_s: float) -> float:
     """Equation 8. A candidate that would not be through before the window ends is worth nothing."""
@@ -138,10 +142,13 @@ def _shared_out(parts: Sequence[int], num_nodes: int, num_layers: int, micro_bat
 
 @lru_cache(maxsize=4096)
 def _best_even(num_layers: int, length: int, micro_batches: int) -> tuple[float, tuple[int, ...]]:
-    """The best of all ways to give ``num_layers % length`` stages one layer more."""
+    """The best of all ways to give ``num_layers % length`` stages one layer more, tried all at once."""
     each, more = divmod(num_layers, length)
-    return min(
-        (pipeline_units(stages, micro_batches), stages)
-        for longer in combinations(range(length), more)
-        for stages in [tuple(each + (stage in longer) for stage in range(length))]
-    )
+    placings = [
+        tuple(each + (stage in longer) for stage in range(length)) for longer in combinations(range(length), more)
+    ]
+    layers, count = np.array(placings, dtype=np.float64), len(placings)
+    ends = stage_ends_s(
+        layers, 2 * layers, np.zeros_like(layers), np.full(count, length), np.full(count, micro_batches),
+    ).max(axis=1)
+    return min(zip(ends.tolist(), placings, strict=True))
