@@ -29,10 +29,11 @@ from everstep.planner.calibrate import Backward, Calibration, Family, Residuals,
 from everstep.planner.moves import moves_for
 from everstep.planner.parts import units_by_layers
 from everstep.planner.places import interleaved
+from everstep.planner.policies.layouts import restore
 from everstep.planner.policies.situation import CheckpointInfo
 from everstep.planner.policies.situation import Situation as Asked
 from everstep.planner.policies.standing import with_redundancy
-from everstep.planner.policies.table import decide
+from everstep.planner.policies.table import choose, decide, propose
 from everstep.planner.refine import refined
 from everstep.planner.search import best_priced, priced
 from everstep.quantities import NodeId, UnitName
@@ -188,6 +189,10 @@ class Planned:
     rethinks: bool = False
     loses_work: bool = False
     ways: frozenset[PlannedWay] = ALL_WAYS
+    passes_on: bool = True
+    """Whether rerouting may cut work finer than the stages that are there."""
+    allows: Callable[[Asked, Candidate], bool] | None = None
+    """What it may do of what is proposed, for studies of what a mechanism is worth; None: everything."""
     _steps: dict[object, tuple[Plan, float]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -241,10 +246,17 @@ class Planned:
     def react(self, situation: Situation[Running]) -> Option[Running]:
         asked = self._asked(situation)
         try:
-            candidates, chosen = decide(asked)
+            candidates, chosen = decide(asked) if self.allows is None else self._decide(asked, self.allows)
         except InfeasibleError:
             return Option(policy="wait", way="wait", target=situation.layout, step_s=math.inf)
         return self._option(candidates[chosen], asked, situation)
+
+    def _decide(self, asked: Asked, allows: Callable[[Asked, Candidate], bool]) -> tuple[list[Candidate], int]:
+        found = propose(asked)
+        if not any(each.feasible and allows(asked, each) for each in found):
+            found += restore(asked)
+        left = [each if each.feasible and allows(asked, each) else replace(each, plan=None) for each in found]
+        return left, choose(asked, left)
 
     def _asked(self, situation: Situation[Running]) -> Asked:
         layout, seen = situation.layout, situation.seen
@@ -259,7 +271,7 @@ class Planned:
             gap_s=situation.gap_s if self.knows_gap else situation.seen_gap_s,
             config=replace(self.ground.config, policy=self.policy), residuals=_residuals(seen),
             redo_steps=situation.costs.checkpoint_every_s / 2 / step_s, switch_s=situation.costs.exposed_s, ways=self.ways,
-            shadows=True,
+            shadows=True, passes_on=self.passes_on,
         )
 
     def _option(self, taken: Candidate, asked: Asked, situation: Situation[Running]) -> Option[Running]:
