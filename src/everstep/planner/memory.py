@@ -7,12 +7,13 @@ hop until the last backward there, so their peak follows from the order of actio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, cycle
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.parts import Held, alike, holders
-from everstep.planner.remembered import remembered
+from everstep.planner.parts import Held, Part, alike, holders
+from everstep.planner.remembered import Same, remembered
 from everstep.planner.schedules import order_of
 from everstep.quantities import NodeId, human_bytes
 from everstep.schedule import Kind, Schedule
@@ -50,41 +51,70 @@ def rooms(plan: Plan, workload: Workload, caps: Mapping[NodeId, int | None]) -> 
     That is, beside what 1F1B holds, a micro-batch for each hop of the longest route: with more nothing gets faster. None: not
     limited, and nothing is said about that node. A layer counts as the dearest of the node's hops does on average.
     """
-    active = tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0))
-    held = Held.of(workload)
     plain, others = alike(plan.routes)
     routes = [*(shape.routes[0] for shape in plain), *(route for part in others for route in part.routes)]
     longest = max(map(len, routes), default=0)
-    found: dict[NodeId, int] = {}
-    known: dict[tuple[tuple[int, ...], int, float, int], int] = {}
-    """By what a node holds, what would be enough for it, what a layer takes, and its cap: few nodes differ in all of these."""
-
-    def note(node: NodeId, enough: int, layer_bytes: float) -> None:
-        cap = caps.get(node)
-        if cap is not None and layer_bytes:
-            key = (plan.placement[node], enough, layer_bytes, cap)
-            if key not in known:
-                known[key] = max(0, min(enough, int((cap - held.held_bytes(key[0])) / layer_bytes)))
-            found[node] = known[key]
-
+    same = Same(workload)
+    found: dict[NodeId, int | None] = {}
     for shape in plain:
-        route = shape.routes[0]
+        hops = [(hop.first, hop.end) for hop in shape.routes[0]]
+        placed = [plan.placement[node] for node in shape.nodes]
+        capped = [caps.get(node) for node in shape.nodes]
+        count = len(hops)
+        if placed == placed[:count] * len(shape.routes) and capped == capped[:count] * len(shape.routes):
+            each = _rooms_of(same, tuple(hops), tuple(placed[:count]), tuple(capped[:count]), longest)
+            found.update(zip(shape.nodes, cycle(each), strict=False))
+        else:
+            for start in range(0, len(placed), count):
+                own = slice(start, start + count)
+                each = _rooms_of(same, tuple(hops), tuple(placed[own]), tuple(capped[own]), longest)
+                found.update(zip(shape.nodes[own], each, strict=True))
+    for part in others:
+        found.update(_rooms_in(part, plan, workload, caps, longest))
+    return {node: room for node, room in found.items() if room is not None}
+
+
+@lru_cache(maxsize=1 << 10)
+def _rooms_of(
+    workload: Same[Workload], hops: tuple[tuple[int, int], ...], placed: tuple[tuple[int, ...], ...],
+    caps: tuple[int | None, ...], longest: int,
+) -> tuple[int | None, ...]:
+    """By hop of a plain pipeline; ``placed``: what its nodes hold."""
+    active = _active_bytes(workload.value)
+    sizes = [((active[end] - active[first]) / (end - first), end - first) for first, end in hops]
+    return tuple([
+        _room(workload.value, placed[index], caps[index], layer_bytes, (len(hops) - index + longest) * layers)
+        for index, (layer_bytes, layers) in enumerate(sizes)
+    ])
+
+
+def _rooms_in(
+    part: Part, plan: Plan, workload: Workload, caps: Mapping[NodeId, int | None], longest: int,
+) -> dict[NodeId, int | None]:
+    """The same for the nodes of a part that is not plain."""
+    active = _active_bytes(workload)
+    most: dict[NodeId, int] = {}
+    layer_bytes: dict[NodeId, float] = {}
+    for route in part.routes:
         for index, hop in enumerate(route):
             layers = hop.end - hop.first
-            enough, layer_bytes = (len(route) - index + longest) * layers, (active[hop.end] - active[hop.first]) / layers
-            for node in shape.nodes[index::len(route)]:
-                note(node, enough, layer_bytes)
-    for part in others:
-        most: dict[NodeId, int] = {}
-        dearest: dict[NodeId, float] = {}
-        for route in part.routes:
-            for index, hop in enumerate(route):
-                layers = hop.end - hop.first
-                most[hop.node] = max(most.get(hop.node, 0), (len(route) - index + longest) * layers)
-                dearest[hop.node] = max(dearest.get(hop.node, 0.0), (active[hop.end] - active[hop.first]) / layers)
-        for node, enough in most.items():
-            note(node, enough, dearest[node])
-    return found
+            most[hop.node] = max(most.get(hop.node, 0), (len(route) - index + longest) * layers)
+            layer_bytes[hop.node] = max(layer_bytes.get(hop.node, 0.0), (active[hop.end] - active[hop.first]) / layers)
+    return {
+        node: _room(workload, plan.placement[node], caps.get(node), layer_bytes[node], enough) for node, enough in most.items()
+    }
+
+
+def _room(workload: Workload, layers: tuple[int, ...], cap: int | None, layer_bytes: float, enough: int) -> int | None:
+    if cap is None or not layer_bytes:
+        return None
+    return max(0, min(enough, int((cap - Held.of(workload).held_bytes(layers)) / layer_bytes)))
+
+
+@remembered(16)
+def _active_bytes(workload: Workload) -> tuple[int, ...]:
+    """Running sums over the layers."""
+    return tuple(accumulate((layer.activation_bytes for layer in workload.layers), initial=0))
 
 
 def caps_of(nodes: Iterable[NodeId], cluster: Cluster, worker_memory_bytes: int | None) -> dict[NodeId, int | None]:

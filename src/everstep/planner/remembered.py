@@ -7,8 +7,8 @@ never change once made, so one object has one answer; what is kept holds on to t
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from functools import wraps
+from typing import Generic, ParamSpec, TypeVar, cast
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,17 +31,20 @@ class Same(Generic[_T]):
 
 
 def remembered(most: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """For a function of values that never change: the answers to its newest ``most`` questions are kept."""
+    """For a function of values that never change: its answers are kept until there are ``most``, then all are forgotten."""
     def wrap(work_out: Callable[_P, _R]) -> Callable[_P, _R]:
         by_values = cast(Callable[..., _R], work_out)
-
-        @lru_cache(maxsize=most)
-        def known(*asked: Same[Any]) -> _R:
-            return by_values(*[same.value for same in asked])
+        known: dict[object, tuple[tuple[object, ...], _R]] = {}
 
         @wraps(work_out)
         def answer(*values: _P.args, **_: _P.kwargs) -> _R:
-            return known(*map(Same, values))
+            name = id(values[0]) if len(values) == 1 else tuple(map(id, values))
+            found = known.get(name)
+            if found is None:
+                if len(known) >= most:
+                    known.clear()
+                found = known[name] = (values, by_values(*values))
+            return found[1]
 
         return cast(Callable[_P, _R], answer)
     return wrap
