@@ -214,8 +214,8 @@ class _Search:
         self._before_s = self._best.step_s
         self._windows = {node: frozenset(layers) for node, layers in plan.placement.items() if layers}
         self._speeds = {node: problem.speed_of(node) for node in self._windows}
-        self._workload = replace(problem.workload, num_micro_batches=len(plan.routes))
-        self._least_s = least_seconds(self._windows, self._workload, self._speeds, split=plan.order.split)
+        everything = replace(problem.workload, num_micro_batches=len(plan.routes))
+        self._least_s = least_seconds(self._windows, everything, self._speeds, split=plan.order.split)
 
     def found(self) -> Improved:
         return Improved(self._best.plan, self._best.schedule(), self._before_s, self._best.step_s)
@@ -245,7 +245,7 @@ class _Search:
         yield plan
         if len(plan.placement) > LEVELLED_NODES or any(hop.shadow for route in set(plan.routes) for hop in route):
             return
-        level = Levelled(plan.routes, self._windows, self._workload, self._speeds, split=plan.order.split)
+        level = Levelled(plan.routes, self._windows, self._problem.workload, self._speeds, split=plan.order.split)
         over = level.over
         for most, share in LEVELS:
             if level.pass_on(min(most, share * over), len(plan.routes)):

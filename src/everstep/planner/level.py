@@ -8,6 +8,7 @@ to wait at, so it stops at a distance from the bound that is given.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -77,8 +78,9 @@ class Levelled:
         self, routes: Sequence[Route], available: Mapping[NodeId, frozenset[int]], workload: Workload,
         speeds: Mapping[NodeId, float], *, split: bool = True,
     ) -> None:
-        """``routes`` over nodes that are ``available``, without shadows."""
+        """``routes`` over nodes that are ``available``, without shadows; of all micro-batches that these nodes compute."""
         self._old = tuple(routes)
+        workload = replace(workload, num_micro_batches=len(self._old))
         self._nodes = sorted((node for node in available if available[node]), key=node_number)
         self._least_s = least_seconds(available, workload, speeds, split=split)
         self._work_s = _running_s(workload)

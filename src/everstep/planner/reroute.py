@@ -35,10 +35,11 @@ class Router:
     """Fills gaps one micro-batch after the other and counts what each node has to do."""
 
     def __init__(
-        self, available: Mapping[NodeId, frozenset[int]], workload: Workload, speeds: Mapping[NodeId, float],
+        self, available: Mapping[NodeId, frozenset[int]], workload: Workload, speeds: Mapping[NodeId, float], *,
+        split: bool = True,
     ) -> None:
-        """``available``: the layers that each living node can compute."""
-        self._available, self._workload = available, workload
+        """``available``: the layers that each living node can compute. ``split``: backward is."""
+        self._available, self._workload, self._split = available, workload, split
         self._num_layers = workload.num_layers
         self._work_s = tuple(accumulate((layer.total_s for layer in workload.layers), initial=0.0))
         self._speeds = speeds
@@ -73,7 +74,7 @@ class Router:
         is_level = not passed_on or not any(has_gap) or len(self._load_s) > LEVELLED_NODES
         if is_level or any(hop.shadow for route in kept for hop in route):
             return tuple(found)
-        level = Levelled(found, self._available, self._workload, self._speeds)
+        level = Levelled(found, self._available, self._workload, self._speeds, split=self._split)
         level.pass_on(TOLERATED, passed_on)
         return level.routes()
 

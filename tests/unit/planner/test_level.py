@@ -154,3 +154,13 @@ def test_routes_of_shadowed_hops_are_left_as_they_are() -> None:
     found = Router(windows, workload_of(2, 6), dict.fromkeys(windows, 1.0)).routes(old)
     assert found is not None
     assert all(route[-1].shadow == node(1) for route in found)
+
+
+def test_only_the_micro_batches_that_these_nodes_compute_count() -> None:
+    """Some of a step's micro-batches may be at other sites: what is left here is level only for those that are here."""
+    whole = (Hop(node(0), 0, 2), Hop(node(1), 2, 4))
+    windows = {node(0): frozenset(range(3)), node(1): frozenset(range(2, 4)), node(2): frozenset(range(4))}
+    level = Levelled((whole,) * 10, windows, workload_of(4, 1000), dict.fromkeys(windows, 1.0))
+    assert level.over > 0.3
+    level.pass_on(0.0, 30)
+    assert 0 <= level.over < 0.1

@@ -81,7 +81,7 @@ def rerouted(situation: Situation, plan: Plan, can: Mapping[NodeId, frozenset[in
         routes = routes_inside(plan.routes, can, situation.workload, speeds, {node: nodes[node].site for node in can})
     else:
         passed_on = PASSED_ON if situation.passes_on else 0
-        routes = Router(can, situation.workload, speeds).routes(plan.routes, passed_on=passed_on)
+        routes = Router(can, situation.workload, speeds, split=plan.order.split).routes(plan.routes, passed_on=passed_on)
     if routes is None:
         return "every way over the living holders would visit a node twice"
     return without_lost_shadows(replace(plan, routes=routes, placement=placement_of(can, situation.nodes)))
