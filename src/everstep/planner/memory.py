@@ -126,6 +126,12 @@ def caps_of(nodes: Iterable[NodeId], cluster: Cluster, worker_memory_bytes: int 
     return {node: cap_bytes(node, cluster, worker_memory_bytes) for node in nodes}
 
 
+def have_one_cap(cluster: Cluster) -> bool:
+    """Whether all nodes have the same memory."""
+    least, most = _caps(cluster)
+    return least == most
+
+
 def cap_bytes(node: NodeId, cluster: Cluster, worker_memory_bytes: int | None) -> int | None:
     """What ``node`` may use: the smaller of its own memory and the limit set for all; None: not limited."""
     own = cluster.nodes[node].memory_bytes

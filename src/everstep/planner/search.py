@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import NamedTuple
 
 from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
@@ -19,9 +21,12 @@ from everstep.errors import InfeasibleError
 from everstep.plan import Order, Plan, Route
 from everstep.planner.cost import is_shared, seconds_after, staggered_seconds
 from everstep.planner.layouts import Catalogue, Layout, rounded, smallest_cap
-from everstep.planner.memory import cap_bytes, caps_of, needed_bytes, overfull, rooms
-from everstep.planner.pace import pace
+from everstep.planner.memory import cap_bytes, caps_of, have_one_cap, needed_bytes, overfull, rooms
+from everstep.planner.pace import one_speed, pace
+from everstep.planner.parts import alike, holders
 from everstep.planner.places import Holds, assigned, plan_of
+from everstep.planner.remembered import remembered
+from everstep.planner.shadows import shadowed
 from everstep.planner.splits import Splits
 from everstep.quantities import NodeId, human_bytes, node_number
 from everstep.workload import Workload
@@ -54,7 +59,23 @@ def with_room(plan: Plan, workload: Workload, cluster: Cluster, worker_memory_by
 
 
 def priced(plan: Plan, workload: Workload, cluster: Cluster, worker_memory_bytes: int | None = None) -> Priced:
-    """One schedule serves both figures. Nodes whose memory is limited get ``with_room``."""
+    """One schedule serves both figures. Nodes whose memory is limited get ``with_room``.
+
+    What plain pipelines cost on nodes that are all alike does not depend on their names, and is remembered.
+    """
+    shape = _shape_of(plan, cluster, worker_memory_bytes)
+    if shape is None:
+        return priced_anew(plan, workload, cluster, worker_memory_bytes)
+    known = _prices(workload)
+    if shape not in known:
+        if len(known) >= REMEMBERED:
+            known.clear()
+        known[shape] = _price_of(priced_anew(plan, workload, cluster, worker_memory_bytes))
+    return _named(plan, known[shape])
+
+
+def priced_anew(plan: Plan, workload: Workload, cluster: Cluster, worker_memory_bytes: int | None = None) -> Priced:
+    """``priced`` without what is remembered."""
     plan = with_room(plan, workload, cluster, worker_memory_bytes)
     found = pace(plan, workload, cluster)
     if plan.order.staggered:
@@ -62,6 +83,71 @@ def priced(plan: Plan, workload: Workload, cluster: Cluster, worker_memory_bytes
     else:
         step_s = seconds_after(plan, workload, cluster, found.ends_s)
     return Priced(plan=plan, step_s=step_s, needed_bytes=needed_bytes(plan, workload, found.active_bytes))
+
+
+REMEMBERED = 4096
+"""Prices that are kept for one workload."""
+
+
+class _Price(NamedTuple):
+    """A price without names: the step, and by kind of pipeline and stage the room and the bytes of a node."""
+
+    step_s: float
+    rooms: tuple[tuple[int | None, ...], ...]
+    needed_bytes: tuple[tuple[int, ...], ...]
+
+
+@remembered(16)
+def _prices(workload: Workload) -> dict[object, _Price]:
+    return {}
+
+
+def _shape_of(plan: Plan, cluster: Cluster, worker_memory_bytes: int | None) -> object | None:
+    """What the price of ``plan`` depends on besides the workload; None: on which node is where, too."""
+    speed, caps = one_speed(cluster), caps_of(tuple(cluster.nodes)[:1], cluster, worker_memory_bytes)
+    if speed is None or cluster.one_link is None or not have_one_cap(cluster) or any(cluster.host_cores.values()):
+        return None
+    plain, others = alike(plan.routes)
+    if others or shadowed(plan.routes):
+        return None
+    pipelines, busy = [], 0
+    for shape in plain:
+        hops = tuple([(hop.first, hop.end) for hop in shape.routes[0]])
+        placed = [plan.placement[node] for node in shape.nodes]
+        own = placed[:len(hops)]
+        if placed != own * len(shape.routes) or [(layers[0], len(layers)) for layers in own] != [
+            (first, end - first) for first, end in hops
+        ]:
+            return None
+        pipelines.append((hops, shape.num_micro_batches, len(shape.routes)))
+        busy += len(placed)
+    idle = len(plan.placement) - busy
+    if len(holders(plan.placement).get((), ())) != idle:
+        return None
+    return tuple(pipelines), idle, plan.num_layers, plan.order, cluster.link, speed, *caps.values()
+
+
+def _price_of(answer: Priced) -> _Price:
+    plain, _ = alike(answer.plan.routes)
+    first = [shape.nodes[:len(shape.routes[0])] for shape in plain]
+    return _Price(
+        answer.step_s, tuple([tuple(map(answer.plan.room.get, nodes)) for nodes in first]),
+        tuple([tuple([answer.needed_bytes[node] for node in nodes]) for nodes in first]),
+    )
+
+
+def _named(plan: Plan, price: _Price) -> Priced:
+    """``price`` for the nodes of ``plan``."""
+    plain, _ = alike(plan.routes)
+    room: dict[NodeId, int] = {}
+    needed: dict[NodeId, int] = {}
+    for shape, rooms_of, bytes_of in zip(plain, price.rooms, price.needed_bytes, strict=True):
+        room.update((node, most) for node, most in zip(shape.nodes, cycle(rooms_of), strict=False) if most is not None)
+        needed.update(zip(shape.nodes, cycle(bytes_of), strict=False))
+    return Priced(
+        plan=plan if plan.room == room else replace(plan, room=room), step_s=price.step_s,
+        needed_bytes={node: needed.get(node, 0) for node in plan.placement},
+    )
 
 
 def best_priced(

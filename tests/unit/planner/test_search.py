@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep import plan as plans
+from everstep.cluster import Link
 from everstep.config import PlannerConfig
 from everstep.errors import InfeasibleError
-from everstep.plan import Order, Plan
+from everstep.plan import Hop, Order, Plan, Route
+from everstep.planner.ahead import renamed
 from everstep.planner.cost import step_seconds
 from everstep.planner.first import first_plan
 from everstep.planner.layouts import water_fill
 from everstep.planner.memory import node_bytes
 from everstep.planner.places import assign, interleaved, lacking_bytes
-from everstep.planner.search import best_plans, why_nothing_fits
-from everstep.quantities import parse_bytes
+from everstep.planner.search import best_plans, priced, priced_anew, why_nothing_fits
+from everstep.quantities import NodeId, parse_bytes
 from everstep.view import Member, View
 
 from .worlds import cluster_of, node, workload_of
+from .worlds import plans as any_plan
 
 FREE = PlannerConfig()
 
@@ -192,3 +195,49 @@ def test_what_is_said_to_be_enough_memory_is(held: list[int], active: list[int],
     error = why_nothing_fits(nodes, workload, cluster_of(num_nodes), PlannerConfig(worker_memory_bytes=1))
     (said,) = re.findall(r"It would fit with (.*) on every node", str(error))
     assert best_plans(nodes, workload, cluster_of(num_nodes), PlannerConfig(worker_memory_bytes=parse_bytes(said)))
+
+
+@st.composite
+def plain_plans(draw: st.DrawFn) -> Plan:
+    """Pipelines that share no node, some of them alike, and idle nodes."""
+    num_layers = draw(st.integers(1, 4))
+    edges_of = st.sets(st.integers(1, num_layers)).map(lambda some: sorted(some | {0, num_layers}))
+    cuts = draw(st.lists(edges_of, min_size=1, max_size=4))
+    placement: dict[NodeId, tuple[int, ...]] = {}
+    routes: list[Route] = []
+    for edges in [*cuts, *cuts[:draw(st.integers(0, 2))]]:
+        hops = []
+        for first, end in pairwise(edges):
+            hops.append(Hop(node(len(placement)), first, end))
+            placement[hops[-1].node] = tuple(range(first, end))
+        routes.append(tuple(hops))
+    for _ in range(draw(st.integers(0, 2))):
+        placement[node(len(placement))] = ()
+    taken = [*routes, *draw(st.lists(st.sampled_from(routes), max_size=6))]
+    order = Order(split=draw(st.booleans()), extra_slots=draw(st.integers(0, 2)), staggered=draw(st.booleans()))
+    return Plan(num_layers=num_layers, placement=placement, routes=tuple(taken), order=order)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.one_of(plain_plans(), any_plan()))
+def test_a_remembered_price_is_the_price_of_a_plan_with_other_names(data: st.DataObject, plan: Plan) -> None:
+    """Priced under other names first, so that what is remembered is asked for."""
+    workload = workload_of(
+        plan.num_layers, len(plan.routes), seconds=[1.0 + 0.5 * layer for layer in range(plan.num_layers)],
+        output_bytes=data.draw(st.sampled_from([0, 7])), optimizer_s=0.25,
+    )
+    names = dict(zip(plan.nodes, data.draw(st.permutations(plan.nodes)), strict=True))
+    cluster = cluster_of(
+        len(plan.nodes), link=Link(alpha_s=0.01, bytes_per_s=100.0), memory_bytes=data.draw(st.sampled_from([None, 170, 400])),
+    )
+    limit = data.draw(st.sampled_from([None, 300]))
+    priced(renamed(plan, names), workload, cluster, limit)
+    assert priced(plan, workload, cluster, limit) == priced_anew(plan, workload, cluster, limit)
+
+
+def test_plain_pipelines_on_nodes_that_are_alike_are_priced_once() -> None:
+    workload, cluster = workload_of(4, 8), cluster_of(5, memory_bytes=500)
+    plan = best_plans(list(cluster.nodes), workload, cluster, FREE)[0]
+    one = priced(plan, workload, cluster)
+    other = priced(renamed(plan, {node(0): node(4), node(4): node(0)}), workload, cluster)
+    assert one.step_s is other.step_s
