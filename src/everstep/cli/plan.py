@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -59,19 +61,37 @@ def command(
     config = _config(policy, gap, tolerate)
     hardware, job = files.load_cluster(cluster), files.load_workload(workload)
     lost = nodes_named(lose, hardware)
-    began_s = time.perf_counter()
-    start = running(hardware, job, config)
-    if lost or add:
-        began_s = time.perf_counter()
-    answer = what_if(hardware, job, config, lose=lost, add=add, start=start)
-    search_s = time.perf_counter() - began_s
+    start = running(hardware, job, config) if lost or add else None
+    answer, times_s = _timed(lambda: what_if(hardware, job, config, lose=lost, add=add, start=start))
     picture = timeline(answer.plan, job, answer.cluster)
     if png is not None:
         _draw(picture, png)
     if as_json:
-        output.show(to_json(answer, job, search_s))
+        output.show(to_json(answer, job, times_s))
     else:
-        output.say(text(answer, job, search_s, picture))
+        output.say(text(answer, job, times_s, picture))
+
+
+REPEATED = 20
+"""So many times the decision is taken once more, to tell what it takes where tables and code are warm, as in a run."""
+
+REPEATED_FOR_S = 0.3
+"""For no longer than that."""
+
+
+def _timed(decide: Callable[[], WhatIf]) -> tuple[WhatIf, list[float]]:
+    """The answer, and the seconds that it took each time it was worked out, the first time first."""
+    times_s: list[float] = []
+    while not times_s or (len(times_s) <= REPEATED and sum(times_s[1:]) < REPEATED_FOR_S):
+        began_s = time.perf_counter()
+        answer = decide()
+        times_s.append(time.perf_counter() - began_s)
+    return answer, times_s
+
+
+def _search_s(times_s: Sequence[float]) -> float:
+    """The median of all but the first."""
+    return statistics.median(times_s[1:] or times_s)
 
 
 def _config(policy: str, gap: str, tolerate: int) -> PlannerConfig:
@@ -86,14 +106,18 @@ def _config(policy: str, gap: str, tolerate: int) -> PlannerConfig:
     return replace(config, gap_s=gap_s, tolerate=tolerate)
 
 
-def to_json(answer: WhatIf, job: Workload, search_s: float) -> dict[str, Any]:
-    """``chosen`` is an index into ``candidates``; ``search_s`` is for the decision, what runs before being known. What is
-    infinite becomes null. ``later`` is the plan that is switched to once its state has been copied behind training."""
+def to_json(answer: WhatIf, job: Workload, times_s: Sequence[float]) -> dict[str, Any]:
+    """``chosen`` is an index into ``candidates``; what is infinite becomes null.
+
+    ``search_s`` is for the decision, what runs before being known and tables warm; ``first_search_s`` for the first time.
+    ``later`` is the plan that is switched to once its state has been copied behind training.
+    """
     from everstep.planner.whatif import needs_of
 
     chosen = answer.chosen
     return {
-        "cause": answer.decision.cause, "plan": to_builtins(answer.plan), "step_s": answer.step_s, "search_s": search_s,
+        "cause": answer.decision.cause, "plan": to_builtins(answer.plan), "step_s": answer.step_s,
+        "search_s": _search_s(times_s), "first_search_s": times_s[0],
         "candidates": [{key: getattr(candidate, key) for key in _CANDIDATE} for candidate in answer.candidates],
         "chosen": answer.decision.chosen, "way": chosen.way,
         "later": None if chosen.later is None else to_builtins(chosen.later),
@@ -114,7 +138,7 @@ _CANDIDATE = (
 )
 
 
-def text(answer: WhatIf, job: Workload, search_s: float, picture: Timeline | None) -> str:
+def text(answer: WhatIf, job: Workload, times_s: Sequence[float], picture: Timeline | None) -> str:
     """The plan before the event if there is one, the table of what was considered, the plan chosen, its memory and schedule."""
     from everstep.planner.timeline import text as timeline_text
     from everstep.planner.whatif import needs_of
@@ -135,7 +159,7 @@ def text(answer: WhatIf, job: Workload, search_s: float, picture: Timeline | Non
         busy = len(answer.plan.nodes) - len(answer.plan.spares)
         shown = f"the first {len(picture.nodes)} of {busy} nodes:\n" if len(picture.nodes) < busy else ""
         parts.append(shown + timeline_text(picture))
-    parts.append(f"worked out in {human_seconds(search_s)}")
+    parts.append(f"worked out in {human_seconds(_search_s(times_s))}, in {human_seconds(times_s[0])} when tables were cold")
     return "\n\n".join(parts)
 
 

@@ -1,5 +1,6 @@
 """``everstep plan`` asks the planner and prints its answer; nothing runs."""
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -128,3 +129,9 @@ def test_a_question_that_has_no_answer_is_one_line(call: Caller, arguments: tupl
     assert answer.code == code
     assert complaint in answer.err
     assert answer.err.count("\n") == 1
+
+
+def test_the_time_of_the_search_is_that_of_a_decision_with_warm_tables(call: Caller):
+    said = msgspec.json.decode(call(*TINY, "--lose", "n5", "--json").out)
+    assert said["search_s"] > 0 and said["first_search_s"] > 0
+    assert re.search(r"worked out in [\d.]+ m?s, in [\d.]+ m?s when tables were cold\n", call(*TINY, "--lose", "n5").out)
