@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trace_study import Setting, losses_of, say, table_text, words_of
+from trace_study import Setting, costs_of, losses_of, say, table_text, words_of
 
 from everstep.decision import Candidate
 from everstep.plan import Order
@@ -57,7 +57,7 @@ def grids_alone(asked: Situation, candidate: Candidate) -> bool:
 
 
 def rungs(setting: Setting) -> list[tuple[str, Planned, Costs]]:
-    costs = Costs(move_s=setting.move_s)
+    costs = costs_of(setting.move_s)
     table = equal_table(costs, micro_batches=setting.micro_batches)
     finer_units = equal_table(costs, micro_batches=setting.micro_batches, num_layers=64)
     (fused,), (split,) = table.seated(["reroute-published"], "fused"), table.seated(["plain-reroute"], "split")

@@ -90,6 +90,11 @@ def settings(micro_batches: Iterable[int], quick: bool) -> list[Setting]:
     ]
 
 
+def costs_of(move_s: float) -> Costs:
+    """A checkpoint a minute of training: what a lost layer costs is then a matter of minutes, not of the whole run."""
+    return Costs(move_s=move_s, checkpoint_every_s=60.0)
+
+
 def losses_of(gap_s: float, seeds: int) -> list[Trace]:
     drawn = (draw("exponential", num_nodes=32, num_losses=10, gap_s=gap_s, seed=seed) for seed in range(seeds))
     return [each.from_first_change() for each in drawn]
@@ -105,7 +110,7 @@ def played(
     setting: Setting, seeds: int, family: Family, names: Sequence[str], *, singles: Sequence[str] = (), sigma: float = 0.0,
     costs: Costs | None = None, others: Sequence[Player[Any]] = (),
 ) -> Report:
-    costs = costs or Costs(move_s=setting.move_s)
+    costs = costs or costs_of(setting.move_s)
     table = grounds(costs, setting.micro_batches)
     return compare(
         losses_of(setting.gap_s, seeds), [*table.seated(names, family), *others], costs, num_nodes=32, gap_s=setting.gap_s,
@@ -121,7 +126,7 @@ def recorded(
     trace, nodes = on_its_nodes(name)
     if piece is not None and piece < len(trace.changes):
         trace = replace(trace, changes=trace.changes[:piece], end_s=trace.changes[piece].at_s)
-    costs = Costs(move_s=move_s)
+    costs = costs_of(move_s)
     table = grounds(costs, micro_batches, nodes // 4)
     return compare(
         [placed_anew(trace, seed) for seed in range(placements)], table.seated(names, family), costs, num_nodes=nodes,
@@ -254,7 +259,7 @@ def errors_table(where: Sequence[Setting], names: Sequence[str], micro_batches: 
 def servers_table(windows: int, quick: bool) -> str:
     """The 400 servers of infinitehbd, in pieces of thirty days from all over its year."""
     trace, nodes = on_its_nodes("infinitehbd")
-    costs, month_s = Costs(move_s=30.0), 30 * 86400.0
+    costs, month_s = costs_of(30.0), 30 * 86400.0
     table = grounds(costs, 8, nodes // 4)
     rows = []
     for index in range(windows):
@@ -291,7 +296,7 @@ Variant = Callable[[Setting], tuple[Planned, Costs]]
 def more_table(where: Sequence[Setting], seeds: int, searched: int) -> str:
     """What would raise it further: samples by those of ``auto``, in percent more; ``searched``: seeds with local search."""
     def auto(setting: Setting, family: Family = "staggered", num_layers: int = 32, **changed: Any) -> tuple[Planned, Costs]:
-        costs = Costs(move_s=setting.move_s)
+        costs = costs_of(setting.move_s)
         (found,) = grounds(costs, setting.micro_batches, 8, num_layers).seated(["auto"], family)
         return replace(found, **changed), costs
 
