@@ -12,7 +12,9 @@ from everstep.workload import LayerCost, Unit, Workload
 STATE, SWITCH_S = 1000, 1.0
 WORKLOAD = Workload(
     layers=tuple(LayerCost(name=f"l{k}", forward_s=1, backward_input_s=1, backward_weight_s=1) for k in range(4)),
-    units={UnitName(f"l{k}"): Unit(name=UnitName(f"l{k}"), layers=(k,), parameter_bytes=0, state_bytes=STATE) for k in range(4)},
+    units={
+        UnitName(f"l{k}"): Unit(name=UnitName(f"l{k}"), layers=(k,), parameter_bytes=0, state_bytes=STATE) for k in range(4)
+    },
     num_micro_batches=4,
 )
 
