@@ -7,6 +7,7 @@ every node comes from the checkpoint, because what is in memory belongs to anoth
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 from everstep.cluster import Cluster
@@ -39,14 +40,7 @@ def moves_for(
     if not absent:
         return (), ()
     lacking = [(node, unit) for node in sorted(absent, key=node_number) for unit in _in_order(absent[node], workload)]
-    by_held: dict[frozenset[UnitName], list[NodeId]] = {}
-    for node, held in holds.items():
-        if node in plan.placement:
-            by_held.setdefault(held, []).append(node)
-    sources = {
-        unit: sorted((node for held, nodes in by_held.items() if unit in held for node in nodes), key=node_number)
-        for unit in {unit for _, unit in lacking}
-    }
+    sources = _sources({unit for _, unit in lacking}, plan, holds)
     lost = {unit: "no living holder" for unit in _in_order(frozenset(sources), workload) if not sources[unit]}
     if lost:
         raise InfeasibleError(f"no living holder of {', '.join(lost)}", {str(unit): why for unit, why in lost.items()})
@@ -57,6 +51,23 @@ def moves_for(
     return tuple(chosen[pair] for pair in lacking), ()
 
 
+def _sources(wanted: set[UnitName], plan: Plan, holds: Holds) -> dict[UnitName, tuple[NodeId, ...]]:
+    """The living holders of each unit, by number. Units with the same holders, as those of one stage, share one tuple."""
+    by_held: dict[frozenset[UnitName], list[NodeId]] = {}
+    for node, held in holds.items():
+        if node in plan.placement:
+            by_held.setdefault(held, []).append(node)
+    known: dict[tuple[bool, ...], tuple[NodeId, ...]] = {}
+    found = {}
+    for unit in wanted:
+        holding = tuple([unit in held for held in by_held])
+        if holding not in known:
+            groups = [nodes for nodes, has_it in zip(by_held.values(), holding, strict=True) if has_it]
+            known[holding] = tuple(sorted((node for nodes in groups for node in nodes), key=node_number))
+        found[unit] = known[holding]
+    return found
+
+
 class _Sending:
     """Who sends how much already, and what is on the links between sites."""
 
@@ -65,17 +76,31 @@ class _Sending:
         self._cluster = cluster
         self._sent: dict[NodeId, float] = {}
         self._crossing_s: dict[tuple[SiteId, SiteId], float] = {}
+        self._queues: dict[int, list[tuple[float, int]]] = {}
+        """Where links are alike, by ``id`` of holders a heap of what each sent when it was last looked at, and its index."""
 
-    def from_nearest(self, unit: UnitName, num_bytes: int, sources: Sequence[NodeId], target: NodeId) -> Move:
+    def from_nearest(self, unit: UnitName, num_bytes: int, sources: tuple[NodeId, ...], target: NodeId) -> Move:
         """From the one that would be through first, and it sends that much more from now on."""
         if self._cluster is None:
-            source = min(sources, key=lambda holder: self._sent.get(holder, 0.0))
+            source = self._least_busy(sources)
             self._sent[source] = self._sent.get(source, 0.0) + num_bytes
             return Move(unit, source, target, num_bytes)
         source = min(sources, key=lambda holder: max(self._after_s(holder, target, num_bytes)))
         way = self._way(source, target)
         self._sent[source], self._crossing_s[way] = self._after_s(source, target, num_bytes)
         return Move(unit, source, target, num_bytes)
+
+    def _least_busy(self, sources: tuple[NodeId, ...]) -> NodeId:
+        """The first of those that have sent least. Nobody sends less as time goes on, so old entries are too low at most."""
+        if id(sources) not in self._queues:
+            self._queues[id(sources)] = [(0.0, index) for index in range(len(sources))]
+        queue = self._queues[id(sources)]
+        while True:
+            sent, index = queue[0]
+            now = self._sent.get(sources[index], 0.0)
+            if now == sent:
+                return sources[index]
+            heapq.heapreplace(queue, (now, index))
 
     def _after_s(self, source: NodeId, target: NodeId, num_bytes: int) -> tuple[float, float]:
         """Until when ``source`` and the link between the two sites would be busy."""
