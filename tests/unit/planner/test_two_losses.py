@@ -6,6 +6,7 @@ from everstep.cluster import Cluster, Link, Node
 from everstep.plan import Hop, Plan
 from everstep.planner.policies.pricing import risk_after
 from everstep.planner.policies.situation import Situation
+from everstep.planner.policies.survivors import wary
 from everstep.quantities import NodeId, UnitName
 from everstep.workload import LayerCost, Unit, Workload
 
@@ -58,3 +59,9 @@ def test_pipelines_cut_apart_have_more_such_pairs():
 def test_the_rarer_losses_are_the_smaller_is_the_risk():
     often, seldom = (situation(2, 2, gap_s=gap_s) for gap_s in (100.0, 10_000.0))
     assert risk_after(often, often.plan) > 50 * risk_after(seldom, seldom.plan) > 0
+
+
+def test_where_another_loss_is_likely_before_the_first_is_made_good_two_must_be_survived():
+    often, seldom = (situation(2, 2, 2, gap_s=gap_s) for gap_s in (100.0, 1000.0))
+    assert wary(often).config.tolerate == 2
+    assert wary(seldom) is seldom

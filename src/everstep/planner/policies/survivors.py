@@ -8,11 +8,26 @@ from dataclasses import replace
 from everstep.cluster import Cluster
 from everstep.decision import Candidate
 from everstep.plan import Plan
-from everstep.planner.parts import holders_by_unit, kinds_of
+from everstep.planner.parts import Held, holders, holders_by_unit, kinds_of
 from everstep.planner.policies.pricing import no_answer
 from everstep.planner.policies.situation import Situation
 from everstep.quantities import HostId, NodeId
 from everstep.workload import Workload
+
+LIKELY = 0.05
+"""A chance that is worth a slower plan."""
+
+
+def wary(situation: Situation) -> Situation:
+    """As if two losses had to be survived, where after one another is likely before what it took is copied anew."""
+    if situation.config.tolerate >= 2:
+        return situation
+    held = Held.of(situation.workload)
+    fullest_bytes = max((held.held_bytes(layers) for layers in holders(situation.plan.placement)), default=0)
+    copied_s = situation.switch_s + situation.cluster.link.seconds(fullest_bytes)
+    if 1 - situation.gap.survival(copied_s) < LIKELY:
+        return situation
+    return replace(situation, config=replace(situation.config, tolerate=2))
 
 
 def only_sturdy(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:

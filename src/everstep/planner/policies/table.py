@@ -40,7 +40,7 @@ from everstep.planner.policies.routes import keep, over_the_living, reroute, shr
 from everstep.planner.policies.situation import Situation, is_broken
 from everstep.planner.policies.slow import rebalance
 from everstep.planner.policies.standing import REBUILT, is_redundant, redundant
-from everstep.planner.policies.survivors import only_sturdy
+from everstep.planner.policies.survivors import only_sturdy, wary
 from everstep.planner.policies.waiting import wait
 from everstep.quantities import node_number
 
@@ -89,6 +89,7 @@ def propose(situation: Situation) -> list[Candidate]:
     Where a forced policy has no answer, ``restore`` is proposed too, and the table says so.
     """
     forced = situation.config.policy
+    situation = wary(situation) if forced == "auto" else situation
     found = _proposed(situation, forced)
     for without in _without_ending(situation):
         found += [candidate for candidate in _proposed(without, forced) if candidate.feasible and candidate.way != "behind"]
