@@ -16,8 +16,9 @@ hazard      all policies by the expected samples with exponential gaps, the rate
 two-phase   moves may go on behind training
 asymmetric  rerouting on any layout
 finer       rerouted work is cut finer than the stages that are there
+keep progress  what had arrived of a move that is broken off stays
 --
-keep progress, look-ahead, half-layers: each added to *finer* alone
+look-ahead over the next loss, half-layers as units: each added to all that is above the line
 
 Numbers are samples by those of R0, over all seeds.
 """
@@ -57,7 +58,7 @@ def grids_alone(asked: Situation, candidate: Candidate) -> bool:
 
 
 def rungs(setting: Setting) -> list[tuple[str, Planned, Costs]]:
-    costs = costs_of(setting.move_s)
+    costs = replace(costs_of(setting.move_s), keep_progress=False)
     table = equal_table(costs, micro_batches=setting.micro_batches)
     finer_units = equal_table(costs, micro_batches=setting.micro_batches, num_layers=64)
     (fused,), (split,) = table.seated(["reroute-published"], "fused"), table.seated(["plain-reroute"], "split")
@@ -73,8 +74,8 @@ def rungs(setting: Setting) -> list[tuple[str, Planned, Costs]]:
         ("R2", split, costs), ("R3", plain, costs), ("+N", normalized, costs), ("+Dy", repartition, costs),
         ("Eq. 8", rule, costs), ("hazard", hazard, costs), ("two-phase", two_phase, costs),
         ("asymmetric", replace(auto, passes_on=False), costs), ("finer", auto, costs),
-        ("keep progress", auto, replace(costs, keep_progress=True)), ("look-ahead", foresight, costs),
-        ("half-layers", halves, costs),
+        ("keep progress", auto, costs_of(setting.move_s)), ("look-ahead", foresight, costs_of(setting.move_s)),
+        ("half-layers", halves, costs_of(setting.move_s)),
     ]
 
 

@@ -91,8 +91,9 @@ def settings(micro_batches: Iterable[int], quick: bool) -> list[Setting]:
 
 
 def costs_of(move_s: float) -> Costs:
-    """A checkpoint a minute of training: what a lost layer costs is then a matter of minutes, not of the whole run."""
-    return Costs(move_s=move_s, checkpoint_every_s=60.0)
+    """What had arrived of a move that is broken off stays. A checkpoint a minute of training: what a lost layer costs is then a
+    matter of minutes, not of the whole run."""
+    return Costs(move_s=move_s, checkpoint_every_s=60.0, keep_progress=True)
 
 
 def losses_of(gap_s: float, seeds: int) -> list[Trace]:
@@ -304,14 +305,14 @@ def more_table(where: Sequence[Setting], seeds: int, searched: int) -> str:
         found, costs = auto(setting)
         return replace(found, ground=replace(found.ground, config=replace(found.ground.config, look_ahead=True))), costs
 
-    def keeping(setting: Setting) -> tuple[Planned, Costs]:
+    def losing(setting: Setting) -> tuple[Planned, Costs]:
         found, costs = auto(setting)
-        return found, replace(costs, keep_progress=True)
+        return found, replace(costs, keep_progress=False)
 
     staggered: Variant = auto
     split: Variant = lambda setting: auto(setting, "split")  # noqa: E731
     variants: dict[str, tuple[Variant, Variant, int]] = {
-        "keeping the progress of interrupted copies": (keeping, staggered, seeds),
+        "losing the progress of interrupted copies": (losing, staggered, seeds),
         "half-layers as units": (lambda s: auto(s, num_layers=64), staggered, seeds),
         "look-ahead over the next loss": (foresighted, staggered, searched),
         "schedules improved by local search (split)": (lambda s: auto(s, "split", improves=True), split, searched),
