@@ -174,6 +174,12 @@ def holders(placement: Mapping[NodeId, tuple[int, ...]]) -> Mapping[tuple[int, .
     return found
 
 
+@remembered(64)
+def holder_counts(placement: Mapping[NodeId, tuple[int, ...]]) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """How many hold which layers."""
+    return tuple(sorted((layers, len(nodes)) for layers, nodes in holders(placement).items()))
+
+
 def holders_by_unit(kinds: Sequence[Kind], workload: Workload) -> dict[UnitName, tuple[int, ...]]:
     """For each unit the indices of the ``kinds`` that hold it."""
     by_unit: dict[UnitName, list[int]] = {name: [] for name in workload.units}

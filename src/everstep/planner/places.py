@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -56,6 +57,9 @@ def apart(
     """
     if not 1 < len(layout.shares) <= _most_at_a_host(cluster):
         return list(chosen)  # one holder is on one host, more than a host has nodes are not
+    staying = [{cluster.nodes[hop.node].host for hop in route} for route in layout.kept[:4]]
+    if any(one.isdisjoint(other) for one, other in combinations(staying, 2)):
+        return list(chosen)  # these two hold all layers
     seats = _Seats(layout, chosen, wanted, free, workload, cluster, holds)
     while (at_stake := sum(seats.alone())) and seats.exchange() < at_stake:
         pass
@@ -164,14 +168,31 @@ def lacking_bytes(
     """By node and place: bytes of the place's units that the node does not hold."""
     held = [holds.get(node, frozenset()) for node in nodes]
     rows, columns = list(dict.fromkeys(held)), list(dict.fromkeys(wanted))
-    names = list(workload.units)
-    sizes = np.array([workload.units[name].state_bytes for name in names], dtype=np.float64)
-    needs = np.array([[name in units for name in names] for units in columns], dtype=np.float64)
-    lacks = np.array([[name not in units for name in names] for units in rows], dtype=np.float64)
+    table = _Table.of(workload)
+    lacks, needs = 1.0 - np.stack([table.row(units) for units in rows]), np.stack([table.row(units) for units in columns])
     row_of, column_of = ({units: index for index, units in enumerate(kinds)} for kinds in (rows, columns))
-    lacking = (lacks * sizes) @ needs.T  # by what is held and what is wanted, of which there are few
+    lacking = (lacks * table.sizes) @ needs.T  # by what is held and what is wanted, of which there are few
     found: Array = lacking[np.ix_([row_of[units] for units in held], [column_of[units] for units in wanted])]
     return found
+
+
+class _Table:
+    """Sets of units as rows of zeros and ones, made once for each set."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._names = list(workload.units)
+        self.sizes: Array = np.array([unit.state_bytes for unit in workload.units.values()], dtype=np.float64)
+        self._rows: dict[frozenset[UnitName], Array] = {}
+
+    @staticmethod
+    @remembered(16)
+    def of(workload: Workload) -> _Table:
+        return _Table(workload)
+
+    def row(self, units: frozenset[UnitName]) -> Array:
+        if units not in self._rows:
+            self._rows[units] = np.array([name in units for name in self._names], dtype=np.float64)
+        return self._rows[units]
 
 
 def interleaved(shares: Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from everstep.planner.calibrate import residual_of
 from everstep.planner.cost import load_seconds, stall_seconds
 from everstep.planner.memory import overfull
 from everstep.planner.moves import moves_for
-from everstep.planner.parts import Held, grouped, holders, holders_by_unit
+from everstep.planner.parts import Held, grouped, holder_counts, holders_by_unit
 from everstep.planner.policies.situation import Situation
 from everstep.planner.remembered import Same, remembered
 from everstep.planner.search import Priced, priced
@@ -176,7 +176,7 @@ def _gone_before(situation: Situation, plan: Plan, copied_s: float) -> NodeId | 
 @remembered(64)
 def at_risk(plan: Plan, workload: Workload) -> float:
     """The share of nodes that hold the only copy of some unit."""
-    counts = tuple(sorted((layers, len(nodes)) for layers, nodes in holders(plan.placement).items()))
+    counts = holder_counts(plan.placement)
     return _lone(Same(workload), counts) / len(plan.placement)
 
 
@@ -189,7 +189,7 @@ def _lone(workload: Same[Workload], counts: tuple[tuple[tuple[int, ...], int], .
 
 def risk_after(situation: Situation, plan: Plan) -> float:
     """The chance that the next two losses take both holders of some unit, the second before it was copied anew."""
-    counts = tuple(sorted((layers, len(nodes)) for layers, nodes in holders(plan.placement).items()))
+    counts = holder_counts(plan.placement)
     pairs = _only_pairs(Same(situation.workload), counts)
     if not pairs:
         return 0.0
