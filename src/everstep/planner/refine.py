@@ -24,9 +24,11 @@ LEAST_GAIN = 0.01
 """Share of a step below which a schedule is not worth a change."""
 
 ROUNDS_EACH = 4
-"""Tries in one piece of the search: some milliseconds for a dozen nodes."""
+"""Tries in one piece of the search: some milliseconds for a dozen nodes. Fewer where they have more than ``HOPS_EACH`` hops."""
 
-MOST_HOPS = 512
+HOPS_EACH = 1024
+
+MOST_HOPS = 1024
 """A larger plan is left alone: one piece would hold up whoever searches, and with it the noticing of deaths, for too long."""
 
 
@@ -55,11 +57,13 @@ def refined(
         least_seconds(windows, workload, speeds, split=plan.order.split), 0.0,
         *shared_seconds(plan, workload, cluster).values(),
     )
-    if plan.order.staggered or sum(map(len, plan.routes)) > MOST_HOPS or least_s > before_s * (1 - LEAST_GAIN):
+    num_hops = sum(map(len, plan.routes))
+    if plan.order.staggered or num_hops > MOST_HOPS or least_s > before_s * (1 - LEAST_GAIN):
         return
     caps = {node: cap_bytes(node, cluster, worker_memory_bytes) for node in plan.placement}
     tries = improvements(
-        plan, workload, rounds_each=ROUNDS_EACH, cluster=cluster, caps=caps if any(caps.values()) else None,
+        plan, workload, rounds_each=min(ROUNDS_EACH, max(1, HOPS_EACH // num_hops)), cluster=cluster,
+        caps=caps if any(caps.values()) else None,
     )
     best = next(tries)
     for later in tries:
