@@ -93,7 +93,8 @@ def command(
         chosen, singles, fewest = _by_forms(names, job, family, knows)
     traces = _traces(trace, len(hardware.nodes), fewest, seeds, gap_s, losses)
     report = compare(
-        traces, chosen, Costs(move_s=move_s), singles=singles, num_nodes=len(hardware.nodes),
+        traces, chosen, Costs(move_s=move_s, keep_progress=model is Model.PLANNER), singles=singles,
+        num_nodes=len(hardware.nodes),
         gap_s=gap_s if trace not in SHIPPED and not _is_file(trace) else None,
     )
     if png is not None:
