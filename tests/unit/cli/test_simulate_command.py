@@ -50,12 +50,12 @@ def test_what_policies_know_of_the_gap_can_be_set_for_all(call: Caller):
     assert told != guessed
 
 
-def test_systems_that_the_planner_cannot_play_are_played_by_closed_forms(call: Caller):
-    said = msgspec.json.decode(call(
-        *SMALL, "exponential", "--losses", 3, "--policy", "oobleck-published,auto", "--model", "closed-form", "--json",
-    ).out)
-    assert list(said) == ["oobleck-published", "auto"]
-    assert "no policy 'oobleck-published'" in call(*SMALL, "exponential", "--policy", "oobleck-published").err
+def test_the_planner_plays_unless_closed_forms_are_asked_for(call: Caller):
+    planner, named, forms = (
+        msgspec.json.decode(call(*SMALL, "exponential", "--losses", 3, "--policy", "reroute-published", *more, "--json").out)
+        for more in ((), ("--model", "planner"), ("--model", "closed-form"))
+    )
+    assert planner == named != forms
 
 
 @pytest.mark.parametrize(("arguments", "complaint"), [
