@@ -23,7 +23,7 @@ from everstep.config import PlannerConfig
 from everstep.plan import Order, Route
 from everstep.planner.cost import is_shared
 from everstep.planner.lengths import Choice, Kept, Lengths
-from everstep.planner.memory import cap_bytes
+from everstep.planner.memory import caps_of
 from everstep.planner.pipelines import Array
 from everstep.planner.remembered import Same
 from everstep.planner.sites import Site, front_of_sites
@@ -423,5 +423,5 @@ def rounded(seconds: float) -> float:
 
 def smallest_cap(nodes: Sequence[NodeId], cluster: Cluster, config: PlannerConfig) -> int | None:
     """The least memory of ``nodes``; None: none is limited."""
-    caps = [cap_bytes(node, cluster, config.worker_memory_bytes) for node in nodes]
+    caps = set(caps_of(nodes, cluster, config.worker_memory_bytes).values())
     return min((cap for cap in caps if cap is not None), default=None)
