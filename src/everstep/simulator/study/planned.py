@@ -270,7 +270,8 @@ class Planned:
             step=math.ceil(situation.unsaved_steps), checkpoint=LOADED_FROM,
             gap_s=situation.gap_s if self.knows_gap else situation.seen_gap_s,
             config=replace(self.ground.config, policy=self.policy), residuals=_residuals(seen),
-            redo_steps=(situation.costs.checkpoint_every_s / 2 + situation.costs.restore_s) / step_s, switch_s=situation.costs.exposed_s, ways=self.ways,
+            redo_steps=(situation.costs.checkpoint_every_s / 2 + situation.costs.restore_s) / step_s,
+            switch_s=situation.costs.exposed_s, ways=self.ways,
             shadows=True, passes_on=self.passes_on,
         )
 
