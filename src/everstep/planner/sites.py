@@ -52,6 +52,7 @@ class _Option:
 def front_of_sites(sites: Sequence[Site], total: int, least: int = 1, given_up: int = 2) -> list[tuple[Choice, ...]]:
     """As ``Lengths.front``, a choice for each site: less and less of what runs is kept, and steps are faster and faster.
 
+    What runs has a micro-batch for each pipeline, so there are no more of those than of these.
     The last is the least time of all layouts whose pipelines are inside a site. Empty: there is none.
     """
     least = min(least, total)

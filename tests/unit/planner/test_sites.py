@@ -57,10 +57,12 @@ def sites_of(draw: st.DrawFn) -> tuple[list[tuple[Tables, int, list[Kept]]], int
     first, total = draw(tables_of())
     second = {length: row * draw(st.sampled_from([1.0, 2.0])) for length, row in first.items()}
     found = []
+    running = 0
     for tables in (first, second):
         num_nodes = draw(st.integers(0, 4))
         length = draw(st.sampled_from(sorted(tables)))
-        count = draw(st.integers(0, num_nodes // length))
+        count = draw(st.integers(0, min(num_nodes // length, total - running)))  # each runs, so it has a micro-batch
+        running += count
         slower = tables[length] * draw(st.sampled_from([1.0, 1.5]))
         found.append((tables, num_nodes, [Kept(length, count, slower)] if count else []))
     return found, total
@@ -84,9 +86,9 @@ def test_pipelines_inside_sites_are_the_best_of_all_ways_to_cut_the_nodes_of_eac
             rows += [tables[length] for length in choice.lengths]
             kept += choice.nodes_kept(kinds)
         assert min(least, total) <= len(rows) <= total
-        assert least_seconds(rows, total) == pytest.approx(choices[0].step_s)
+        assert least_seconds(rows, total) <= choices[0].step_s * (1 + 1e-9), "what stays may be faster than the tables"
         if choices is front[-1]:
-            assert choices[0].step_s == pytest.approx(best_s)
+            assert least_seconds(rows, total) == pytest.approx(best_s)
             assert kept == most_kept
 
 
