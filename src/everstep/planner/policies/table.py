@@ -23,6 +23,7 @@ Where nodes are known to end, everything is proposed twice: with them, as long a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ from everstep.decision import Candidate
 from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.baselines.systems import SYSTEMS
+from everstep.planner.parts import grouped
 from everstep.planner.policies.behind import two_phase
 from everstep.planner.policies.foresight import choose_with_foresight, until_moved_s
 from everstep.planner.policies.layouts import grow, layouts, repartition, restore
@@ -130,7 +132,16 @@ def _redundant_beside_others(situation: Situation) -> list[Candidate]:
     )
     if not at_stake and not is_redundant(situation.plan):
         return [no_answer("redundant", "no layer depends on one or two nodes alone")]
-    return [each for each in _asked(situation, "redundant") if each.plan is None or each.plan != plain]
+    return [
+        each for each in _asked(situation, "redundant")
+        if each.plan is None or not isinstance(plain, Plan) or not _is_the_same(each.plan, plain)
+    ]
+
+
+def _is_the_same(one: Plan, other: Plan) -> bool:
+    """But for which of the micro-batches take which route, which depends on names, and room, which no policy gives."""
+    shares = [Counter({route: len(members) for route, members in grouped(plan.routes).items()}) for plan in (one, other)]
+    return one.placement == other.placement and one.order == other.order and shares[0] == shares[1]
 
 
 def _labelled(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
