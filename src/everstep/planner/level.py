@@ -7,13 +7,16 @@ to wait at, so it stops at a distance from the bound that is given.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from everstep.plan import Hop, Route
+from everstep.planner.remembered import Same
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 
@@ -32,15 +35,22 @@ def least_seconds(
     for all x..y. The largest such T is also enough if work can be cut as finely as one likes, each node's layers are
     neighbours, and no node's layers lie inside those of another.
     """
-    firsts = {node: min(layers) for node, layers in available.items() if layers}
-    ends = {node: max(layers) + 1 for node, layers in available.items() if layers}
-    work_s = np.array(_running_s(workload)) * workload.num_micro_batches
-    head_s = heads_s(workload, split=split)
-    begun, over = np.zeros((2, workload.num_layers + 1)), np.zeros((2, workload.num_layers + 1))
-    for node, first in firsts.items():
-        weight = np.array([speeds[node], speeds[node] * head_s[first]])
+    edges = {layers: (min(layers), max(layers) + 1) for layers in set(available.values()) if layers}
+    windows = Counter((*edges[layers], speeds[node]) for node, layers in available.items() if layers)
+    return _least_seconds(Same(workload), tuple(sorted(windows.items())), split)
+
+
+@lru_cache(maxsize=1 << 8)
+def _least_seconds(workload: Same[Workload], windows: tuple[tuple[tuple[int, int, float], int], ...], split: bool) -> float:
+    """The same where so many nodes have a window (first and end layer) and a speed: who they are does not matter."""
+    num_layers = workload.value.num_layers
+    work_s = np.array(_running_s(workload.value)) * workload.value.num_micro_batches
+    head_s = heads_s(workload.value, split=split)
+    begun, over = np.zeros((2, num_layers + 1)), np.zeros((2, num_layers + 1))
+    for (first, end, each), count in windows:
+        weight = count * np.array([each, each * head_s[first]])
         begun[:, first] += weight
-        over[:, ends[node]] += weight
+        over[:, end] += weight
     # those who can compute some of x..y: begun before y, and not over at x
     before, gone = np.cumsum(begun, axis=1) - begun, np.cumsum(over, axis=1)
     speed, heads = before[:, None, :] - gone[:, :, None]
@@ -80,7 +90,8 @@ class Levelled:
     ) -> None:
         """``routes`` over nodes that are ``available``, without shadows; of all micro-batches that these nodes compute."""
         self._old = tuple(routes)
-        workload = replace(workload, num_micro_batches=len(self._old))
+        if workload.num_micro_batches != len(self._old):
+            workload = replace(workload, num_micro_batches=len(self._old))
         self._nodes = sorted((node for node in available if available[node]), key=node_number)
         self._least_s = least_seconds(available, workload, speeds, split=split)
         self._work_s = _running_s(workload)
