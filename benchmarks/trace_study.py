@@ -79,7 +79,7 @@ class Setting:
             "oobleck": 0.96 * math.exp(share) if is_short else 1.0,
             "plain-reroute": 1.08 if is_short else 1.0,
             "oobleck-published": 1.25 if two_p else 1.06,
-            "reroute-published": 1.36, EQUATION_13: 1.36, "chameleon-published": 1.25 if two_p else 1.0,
+            EQUATION_13: 1.36, "chameleon-published": 1.25 if two_p else 1.0,
         }.get(against, 1.0)
 
 
