@@ -79,15 +79,19 @@ def grouped(routes: Sequence[Route]) -> Grouped:
             by_object[name].append(micro_batch)
         else:
             by_object[name] = [micro_batch]
+    objects = [routes[members[0]] for members in by_object.values()]
+    if len({route[0].node if route else "" for route in objects}) == len(objects):  # no two begin alike: none are equal
+        members = tuple(map(tuple, by_object.values()))
+        return Grouped(routes, tuple(objects), members, dict(zip(by_object, range(len(objects)), strict=True)))
     numbers: dict[Route, int] = {}
     number: dict[int, int] = {}
     found: list[list[int]] = []
-    for name, members in by_object.items():
-        index = number[name] = numbers.setdefault(routes[members[0]], len(found))
+    for name, taken in by_object.items():
+        index = number[name] = numbers.setdefault(routes[taken[0]], len(found))
         if index == len(found):
-            found.append(members)
+            found.append(taken)
         else:
-            found[index] = sorted(found[index] + members)
+            found[index] = sorted(found[index] + taken)
     return Grouped(routes, tuple(numbers), tuple(map(tuple, found)), number)
 
 
@@ -99,6 +103,9 @@ def parts(plan: Plan, num_micro_batches: int | None = None) -> tuple[Part, ...]:
 @remembered(32)
 def _parts(routes: tuple[Route, ...]) -> tuple[Part, ...]:
     found = grouped(routes)
+    nodes = [hop.node for route in found.routes for hop in route]
+    if len(set(nodes)) == len(nodes) and all(found.routes):  # no node is met twice: all are plain
+        return tuple([Part((route,), (members,)) for route, members in zip(found.routes, found.micro_batches, strict=True)])
     part_of: dict[NodeId, list[Route]] = {}
     for route in found.routes:
         met = [part_of[hop.node] for hop in route if hop.node in part_of]
