@@ -86,9 +86,12 @@ def human_bytes(count: float, *, up: bool = False) -> str:
 
 
 def human_seconds(duration_s: float) -> str:
-    """``0.21 s``, ``4 ms``, ``2 min``: what a person reads."""
+    """``0.21 s``, ``4.0 ms``, ``10 min``, ``2 min 5 s``: what a person reads."""
     if duration_s < 0.01:
         return f"{duration_s * 1000:.1f} ms"
     if duration_s < 120:
         return f"{duration_s:.2f} s"
-    return f"{duration_s / 60:.0f} min" if duration_s < 7200 else f"{duration_s / 3600:.1f} h"
+    if duration_s >= 7200:
+        return f"{duration_s / 3600:.1f} h"
+    minutes, seconds = divmod(round(duration_s), 60)
+    return f"{minutes} min {seconds} s" if seconds else f"{minutes} min"

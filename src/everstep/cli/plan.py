@@ -40,7 +40,9 @@ def command(
     )] = "",
     add: Annotated[int, typer.Option(min=0, max=100_000, metavar="COUNT", help="What if so many more joined.")] = 0,
     policy: Annotated[str, typer.Option(
-        metavar="POLICY", help=f"Consider only this recovery. One of {', '.join(get_args(configuration.Policy))}.",
+        metavar="POLICY",
+        help="Recover this way only, or as this system does; restore where that has no answer. "
+        f"One of {', '.join(get_args(configuration.Policy))}.",
     )] = "auto",
     gap: Annotated[str, typer.Option(metavar="DURATION", help="Expected time to the next event: 10m.")] = "10m",
     tolerate: Annotated[int, typer.Option(

@@ -58,7 +58,7 @@ def first_plan(
             policy="start", plan=answer.plan, way="start", step_s=answer.step_s, peak_bytes=answer.peak_bytes,
             reason=layout_words(answer.plan), note=sturdy_words(answer.plan, workload, cluster, config.tolerate),
             value=objective.value(
-                batch=workload.batch, step_s=answer.step_s, stall_s=0.0, gap_s=config.gap_s,
+                batch=workload.batch, step_s=answer.step_s, stall_s=0.0, gap=objective.Exponential(config.gap_s),
                 at_risk=at_risk(answer.plan, workload), redo_steps=redo_steps,
             ),
         )

@@ -91,11 +91,10 @@ def expected_gap_s(prior_gap_s: float, events: int, elapsed_s: float) -> float:
 
 
 def value(
-    *, batch: float, step_s: float, stall_s: float, gap_s: float = 0.0, gap: Gap | None = None, until_s: float = math.inf,
-    at_risk: float = 0.0, redo_steps: float = 0.0,
+    *, batch: float, step_s: float, stall_s: float, gap: Gap, until_s: float = math.inf, at_risk: float = 0.0,
+    redo_steps: float = 0.0,
 ) -> float:
-    """Expected useful samples until the next event, that event's own cost taken off. ``gap`` None: exponential, ``gap_s``."""
-    gap = gap or Exponential(gap_s)
+    """Expected useful samples until the next event, that event's own cost taken off."""
     return batch / step_s * gap.undisturbed_s(stall_s, max(stall_s, until_s)) - at_risk * redo_steps * batch
 
 
@@ -128,7 +127,10 @@ def choose(candidates: Sequence[Candidate]) -> int:
     feasible = [index for index, candidate in enumerate(candidates) if candidate.feasible]
     if not feasible:
         rejected = {candidate.policy: candidate.reason for candidate in candidates}
-        raise InfeasibleError("; ".join(f"{policy}: {why}" for policy, why in rejected.items()), rejected)
+        by_reason: dict[str, list[str]] = {}
+        for policy, why in rejected.items():
+            by_reason.setdefault(why, []).append(policy)
+        raise InfeasibleError("; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason.items()), rejected)
     most = max(candidates[index].value for index in feasible)
     equal = [index for index in feasible if most - candidates[index].value <= NOISE * abs(most)]
     return min(equal, key=lambda index: (candidates[index].stall_s, index))

@@ -96,7 +96,8 @@ class _Seats:
         """Let those two change places that leave the fewest layers on one host; how many that are, as before if none may."""
         at_stake = self.alone()
         touched = [place for place, (first, end) in enumerate(self._places) if any(at_stake[first:end])]
-        best, pair = sum(at_stake), (0, 0)
+        best: int = sum(at_stake)
+        pair: tuple[int, int] | None = None
         for one in touched:
             for other in range(len(self.nodes)):
                 if self._may_change(one, other):
@@ -105,7 +106,8 @@ class _Seats:
                     self._swap(one, other)
                     if count < best:
                         best, pair = count, (one, other)
-        self._swap(*pair)
+        if pair is not None:
+            self._swap(*pair)
         return best
 
     def _swap(self, one: int, other: int) -> None:

@@ -28,7 +28,7 @@ PLAN = grid_plan(1, 1, 1)
 
 
 def candidate(policy: str, step_s: float, stall_s: float, gap_s: float = 600.0) -> Candidate:
-    worth = value(batch=10, step_s=step_s, stall_s=stall_s, gap_s=gap_s)
+    worth = value(batch=10, step_s=step_s, stall_s=stall_s, gap=Exponential(gap_s))
     return Candidate(policy=policy, plan=PLAN, step_s=step_s, stall_s=stall_s, value=worth)
 
 
@@ -38,7 +38,7 @@ def test_the_value_is_the_mean_over_exponential_gaps() -> None:
         10 / step_s * (gap - stall_s) * math.exp(-gap / gap_s) / gap_s * width_s
         for gap in (stall_s + width_s * (k + 0.5) for k in range(200_000))
     )
-    assert value(batch=10, step_s=step_s, stall_s=stall_s, gap_s=gap_s) == pytest.approx(expected, rel=1e-3)
+    assert value(batch=10, step_s=step_s, stall_s=stall_s, gap=Exponential(gap_s)) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_short_gap_favours_the_slower_plan_without_a_stall() -> None:
@@ -50,8 +50,8 @@ def test_a_short_gap_favours_the_slower_plan_without_a_stall() -> None:
 
 
 def test_redundancy_counts_for_what_the_next_loss_would_cost() -> None:
-    safe = value(batch=10, step_s=1.0, stall_s=0.0, gap_s=100.0)
-    assert value(batch=10, step_s=1.0, stall_s=0.0, gap_s=100.0, at_risk=0.5, redo_steps=20) == safe - 100
+    safe = value(batch=10, step_s=1.0, stall_s=0.0, gap=Exponential(100.0))
+    assert value(batch=10, step_s=1.0, stall_s=0.0, gap=Exponential(100.0), at_risk=0.5, redo_steps=20) == safe - 100
 
 
 def test_the_gap_begins_as_the_prior_and_follows_the_history() -> None:
@@ -101,7 +101,8 @@ SECONDS = st.floats(0.0, 200.0)
 @given(step_s=st.floats(0.5, 5.0), one_s=SECONDS, other_s=SECONDS, gap_s=st.floats(1.0, 1000.0))
 def test_the_value_falls_with_the_stall(step_s: float, one_s: float, other_s: float, gap_s: float) -> None:
     short, long = sorted((one_s, other_s))
-    assert value(batch=8, step_s=step_s, stall_s=long, gap_s=gap_s) <= value(batch=8, step_s=step_s, stall_s=short, gap_s=gap_s)
+    gap = Exponential(gap_s)
+    assert value(batch=8, step_s=step_s, stall_s=long, gap=gap) <= value(batch=8, step_s=step_s, stall_s=short, gap=gap)
 
 
 @given(
@@ -137,16 +138,16 @@ def test_a_survival_curve_takes_the_place_of_the_exponential() -> None:
     assert value(batch=1, step_s=1.0, stall_s=20.0, gap=even) == pytest.approx(32.0, rel=1e-3), "a gap of 0 to 100 s, evenly"
     followed = Curve(Exponential(10.0).survival, 80.0)
     assert value(batch=1, step_s=1.0, stall_s=5.0, gap=followed) == pytest.approx(
-        value(batch=1, step_s=1.0, stall_s=5.0, gap_s=10.0), rel=1e-3,
+        value(batch=1, step_s=1.0, stall_s=5.0, gap=Exponential(10.0)), rel=1e-3,
     )
     assert followed.survival(90.0) == 0.0
 
 
 def test_an_end_that_is_known_cuts_the_value_off() -> None:
-    whole = value(batch=1, step_s=1.0, stall_s=0.0, gap_s=100.0)
-    cut = value(batch=1, step_s=1.0, stall_s=0.0, gap_s=100.0, until_s=30.0)
+    whole = value(batch=1, step_s=1.0, stall_s=0.0, gap=Exponential(100.0))
+    cut = value(batch=1, step_s=1.0, stall_s=0.0, gap=Exponential(100.0), until_s=30.0)
     assert cut == pytest.approx(100 * (1 - math.exp(-0.3))) and cut < whole
-    assert value(batch=1, step_s=1.0, stall_s=40.0, gap_s=100.0, until_s=30.0) == 0
+    assert value(batch=1, step_s=1.0, stall_s=40.0, gap=Exponential(100.0), until_s=30.0) == 0
 
 
 def test_a_copy_that_is_not_made_before_the_end_leads_nowhere() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.cluster import Cluster, Node
+from everstep.plan import Hop
 from everstep.planner.layouts import Layout
 from everstep.planner.places import Holds, apart, assign, assigned, lacking_bytes
 from everstep.quantities import HostId, NodeId
@@ -71,3 +72,9 @@ def test_keeping_hosts_apart_never_moves_more_bytes_and_never_leaves_more_layers
     assert len(set(after)) == len(wanted)
     assert moved(layout, after, workload, holds) == moved(layout, before, workload, holds)
     assert lone_layers(layout, after, cluster, num_layers) <= lone_layers(layout, before, cluster, num_layers)
+
+
+def test_a_layout_that_moves_nobody_is_left_as_it_is_though_layers_are_on_one_host_alone() -> None:
+    routes = tuple(tuple(Hop(node(2 * line + stage), stage, stage + 1) for stage in range(2)) for line in range(2))
+    layout = Layout(kept=routes, splits=(), shares=(1, 1), estimate_s=0.0)
+    assert assigned(layout, [], workload_of(2, 2), cluster_on("aaaab"), {}) == []

@@ -345,3 +345,18 @@ def test_where_there_is_time_moved_windows_and_more_layouts_are_looked_at_too() 
     assert {candidate.reason for candidate in quick} < {candidate.reason for candidate in thorough}
     assert moved.step_s < min(candidate.step_s for candidate in quick)
     assert moved.moved_bytes <= min(candidate.moved_bytes for candidate in quick if candidate.moved_bytes)
+
+
+# What is said.
+
+
+def test_a_restore_in_place_of_a_policy_without_an_answer_says_so() -> None:
+    *others, instead = propose(situation_after(grid_plan(2, 2, 4), (1,), policy="spare"))
+    assert [candidate.reason for candidate in others] == ["no node is idle"]
+    assert (instead.policy, instead.note) == ("restore", "since spare has no answer")
+
+
+def test_many_lost_layers_are_told_by_the_first_and_the_last() -> None:
+    found = propose(situation_after(grid_plan(1, 10, 2), tuple(range(1, 9))))
+    why = next(candidate.reason for candidate in found if candidate.policy == "reroute")
+    assert why.startswith("layers l1, l2, 5 more, l8 have no living holder"), why

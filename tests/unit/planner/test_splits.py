@@ -142,3 +142,9 @@ def test_a_given_split_has_times_too() -> None:
 def test_what_the_fullest_stage_needs_at_least_is_told() -> None:
     workload = workload_of(5, 4, state_bytes=8, gradient_bytes=2, activation_bytes=0)
     assert [Splits(workload, None).least_bytes(stages) for stages in (1, 2, 5)] == [50, 30, 10]
+
+
+def test_a_single_micro_batch_goes_over_stages_that_are_as_even_as_for_many() -> None:
+    """It takes as long on any split, but sums, updates and memory do not."""
+    splits = Splits(workload_of(12, 64), None, columns=16, longest=4)
+    assert splits.bounds(4, 1) == splits.bounds(4, 16) == ((0, 3), (3, 6), (6, 9), (9, 12))

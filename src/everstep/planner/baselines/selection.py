@@ -49,7 +49,7 @@ def _scored(situation: Situation, candidate: Candidate) -> Candidate:
         return candidate
     step_s = _own_step_s(situation, candidate.plan) or candidate.step_s
     each = score(situation.workload.batch, step_s, candidate.stall_s, situation.gap_s)
-    return replace(candidate, value=each * situation.gap_s)
+    return replace(candidate, value=each * situation.gap_s, note="samples by its own rule")
 
 
 def _own_step_s(situation: Situation, plan: Plan) -> float | None:

@@ -25,6 +25,9 @@ from everstep.workload import Workload
 EXTRA_SLOTS = 2
 """Activation slots beyond 1F1B that rerouting tries: two recover about half of what it costs without."""
 
+NAMED_AT_MOST = 6
+"""So many lost layers are named one by one."""
+
 
 def reroute(situation: Situation) -> list[Candidate]:
     """Only routes change. On devices of their own, nodes get more activation slots where their memory allows it."""
@@ -212,5 +215,7 @@ def keep(situation: Situation) -> list[Candidate]:
 
 
 def _layers(indices: list[int], workload: Workload) -> str:
-    names = ", ".join(workload.layers[index].name for index in indices)
-    return f"layer {names} has" if len(indices) == 1 else f"layers {names} have"
+    names = [workload.layers[index].name for index in indices]
+    if len(names) > NAMED_AT_MOST:
+        names[2:-1] = [f"{len(names) - 3} more"]
+    return f"layer {names[0]} has" if len(names) == 1 else f"layers {', '.join(names)} have"

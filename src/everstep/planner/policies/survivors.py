@@ -30,10 +30,11 @@ def wary(situation: Situation) -> Situation:
     return replace(situation, config=replace(situation.config, tolerate=2))
 
 
-def only_sturdy(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
+def only_sturdy(situation: Situation, candidates: list[Candidate], *, asked: bool = True) -> list[Candidate]:
     """``candidates`` without those after which ``tolerate`` losses could take the last holder of a layer.
 
-    Of two phases the second counts. If none is left they all stay, with a note that says what cannot be had and why.
+    Of two phases the second counts. If none is left they all stay, with a note that says what cannot be had and why; if it
+    was not ``asked`` for, but follows from being wary, without one.
     """
     losses = situation.config.tolerate
     if not losses:
@@ -46,7 +47,7 @@ def only_sturdy(situation: Situation, candidates: list[Candidate]) -> list[Candi
     if not wrong:
         return candidates
     if all(wrong.values()):
-        return [
+        return candidates if not asked else [
             replace(candidate, note=f"{_any(losses, 'node')} cannot be survived: {wrong[index]}") if index in wrong
             else candidate for index, candidate in enumerate(candidates)
         ]
@@ -56,9 +57,10 @@ def only_sturdy(situation: Situation, candidates: list[Candidate]) -> list[Candi
         if plan is None:
             found.append(candidate)
         elif wrong[index]:
-            found.append(no_answer(candidate.policy, f"{_any(losses, 'node')} would not be survived: {wrong[index]}"))
+            why = "" if asked else ", and that is likely before state is copied anew"
+            found.append(no_answer(candidate.policy, f"{_any(losses, 'node')} would not be survived{why}: {wrong[index]}"))
         else:
-            found.append(replace(candidate, note=_about_hosts(plan, workload, cluster, losses)))
+            found.append(replace(candidate, note=_about_hosts(plan, workload, cluster, losses)) if asked else candidate)
     return found
 
 

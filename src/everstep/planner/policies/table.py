@@ -90,15 +90,20 @@ def propose(situation: Situation) -> list[Candidate]:
 
     Where a forced policy has no answer, ``restore`` is proposed too, and the table says so.
     """
-    forced = situation.config.policy
+    forced, tolerate = situation.config.policy, situation.config.tolerate
     situation = wary(situation) if forced == "auto" else situation
+    asked = situation.config.tolerate == tolerate
     found = _proposed(situation, forced)
     for without in _without_ending(situation):
         found += [candidate for candidate in _proposed(without, forced) if candidate.feasible and candidate.way != "behind"]
-    found = only_sturdy(situation, only_inside(situation, found))
+    found = only_sturdy(situation, only_inside(situation, found), asked=asked)
     if forced == "restore" or any(candidate.feasible for candidate in found):
         return found
-    return [*found, *only_sturdy(situation, restore(situation))]
+    instead = only_sturdy(situation, restore(situation))
+    return [*found, *(
+        replace(each, note="; ".join(filter(None, [f"since {forced} has no answer", each.note]))) if each.feasible else each
+        for each in instead
+    )]
 
 
 def _proposed(situation: Situation, forced: str) -> list[Candidate]:
@@ -131,7 +136,8 @@ def _redundant_beside_others(situation: Situation) -> list[Candidate]:
         isinstance(plan, Plan) and at_risk(plan, situation.workload) + risk_after(situation, plan) > 0 for plan in plans
     )
     if not at_stake and not is_redundant(situation.plan):
-        return [no_answer("redundant", "no layer depends on one or two nodes alone")]
+        why = plain if isinstance(plain, str) else "no layer depends on one or two nodes alone"
+        return [no_answer("redundant", why)]
     return [
         each for each in _asked(situation, "redundant")
         if each.plan is None or not isinstance(plain, Plan) or not _is_the_same(each.plan, plain)
