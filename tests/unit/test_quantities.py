@@ -84,7 +84,8 @@ def test_bytes_are_said(count: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(("duration_s", "text"), [
-    (0.004, "4.0 ms"), (0.21, "0.21 s"), (119, "119.00 s"), (120, "2 min"), (125, "2 min 5 s"), (600, "10 min"), (7200, "2.0 h"), (math.inf, "inf h"), (0, "0.0 ms"),
+    (0.004, "4.0 ms"), (0.21, "0.21 s"), (119, "119.00 s"), (120, "2 min"),
+    (125, "2 min 5 s"), (600, "10 min"), (7200, "2.0 h"), (math.inf, "inf h"), (0, "0.0 ms"),
 ])
 def test_seconds_are_said(duration_s: float, text: str) -> None:
     assert human_seconds(duration_s) == text

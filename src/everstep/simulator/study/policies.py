@@ -187,7 +187,8 @@ class Policy:
         before = self.at_risk(situation.layout) if option.way == "blocking" else 0.0
         at_risk = max(before * -math.expm1(-option.stall_s / gap_s), self.at_risk(option.target))
         return objective.value(
-            batch=1.0, step_s=step_s, stall_s=option.stall_s, gap_s=gap_s, at_risk=at_risk, redo_steps=redo_steps,
+            batch=1.0, step_s=step_s, stall_s=option.stall_s, gap=objective.Exponential(gap_s), at_risk=at_risk,
+            redo_steps=redo_steps,
         )
 
     def at_risk(self, layout: Layout) -> float:
