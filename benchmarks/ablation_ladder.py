@@ -38,8 +38,8 @@ from trace_study import Setting, costs_of, losses_of, say, table_text, words_of
 from everstep.decision import Candidate
 from everstep.plan import Order
 from everstep.planner.baselines.grids import cuts_of
-from everstep.planner.calibrate import family_of
 from everstep.planner.policies.situation import Situation
+from everstep.planner.step.calibrate import family_of
 from everstep.simulator.study import picture
 from everstep.simulator.study.compare import compare
 from everstep.simulator.study.planned import ALL_WAYS, Planned

@@ -27,16 +27,16 @@ from everstep import schedule as schedules
 from everstep.cluster import Cluster, Link, Node
 from everstep.config import PlannerConfig
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.cost import step_seconds
-from everstep.planner.improve import improve
-from everstep.planner.level import least_seconds
-from everstep.planner.memory import node_bytes
-from everstep.planner.parts import grouped
+from everstep.planner.idle.improve import improve
+from everstep.planner.layouts.search import priced
 from everstep.planner.policies.layouts import repartition
 from everstep.planner.policies.routes import reroute
 from everstep.planner.policies.situation import Situation
-from everstep.planner.schedules import order_of
-from everstep.planner.search import priced
+from everstep.planner.routes.level import least_seconds
+from everstep.planner.step.cost import step_seconds
+from everstep.planner.step.memory import node_bytes
+from everstep.planner.step.parts import grouped
+from everstep.planner.step.schedules import order_of
 from everstep.quantities import NodeId, UnitName
 from everstep.schedule import Schedule
 from everstep.workload import LayerCost, Unit, Workload
@@ -244,8 +244,8 @@ NOTES = """
 - *fused before, split after* is how rerouting is usually compared: fused 1F1B before; afterwards bubbles are filled by
   splitting backward, in the same memory. M·F/(D-F) is 1.1 and 2.3 with one lost, 2.7 with two: at most P-1 = 3.
 - *moved windows*: the nodes that are left of the broken pipeline hold windows of layers moved towards the hole, and others
-  lend what lies between (`planner/windows.py`). That needs memory for the activations of lent pieces, so in the memory of
-  1F1B, where the first stage is full, whole new layouts are faster.
+  lend what lies between (`planner/routes/windows.py`). That needs memory for the activations of lent pieces, so in the
+  memory of 1F1B, where the first stage is full, whole new layouts are faster.
 """
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from everstep.catalog.files import load_cluster, load_workload
 from everstep.config import PlannerConfig, RunConfig
 from everstep.controller import ClusterFacts, Controller
-from everstep.planner.splits import Splits
+from everstep.planner.layouts.splits import Splits
 from everstep.planner.whatif import running, what_if
 from everstep.protocol.resolution import Resolution
 from everstep.quantities import NodeId

@@ -12,7 +12,7 @@ Two predictions for each plan, none of which has seen a step of it:
 
 - *frozen*: layer times and the common ratio as measured in the first few plans alone, never corrected afterwards;
 - *as in a run*: what the planner would have said when the plan began, having seen all plans before it, with the residual of its
-  family (`planner/calibrate.py`).
+  family (`planner/step/calibrate.py`).
 
 Beside the step stands the processor time of all workers, which other work on the machine disturbs less, without ratio and
 residual. It still grows with what else is in the caches: so it is also compared at the pace of the plan, multiplied by how much
@@ -22,7 +22,7 @@ Beside them the load average and the share of both cores' time that anybody used
 `--from FILE` judges it again without a run, as after a change of the cost model.
 
 `--schedules` measures instead what better schedules are worth here: rerouted plans with the schedule that follows from them
-and with the one that `planner/improve.py` finds, in turn.
+and with the one that `planner/idle/improve.py` finds, in turn.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from everstep.cluster import Cluster, Node
 from everstep.controller import ClusterFacts, Controller
 from everstep.decision import Candidate, Decision
 from everstep.plan import Hop, Order, Plan, Route
-from everstep.planner.beside import Rest
-from everstep.planner.calibrate import Calibration, calibrated, family_of
-from everstep.planner.cost import shared_seconds, step_seconds
-from everstep.planner.improve import improve
-from everstep.planner.measure import measured
+from everstep.planner.idle.improve import improve
 from everstep.planner.policies.routes import reroute
 from everstep.planner.policies.situation import Situation
+from everstep.planner.step.beside import Rest
+from everstep.planner.step.calibrate import Calibration, calibrated, family_of
+from everstep.planner.step.cost import shared_seconds, step_seconds
+from everstep.planner.step.measure import measured
 from everstep.quantities import HostId, NodeId
 from everstep.schedule import Schedule
 from everstep.telemetry.forecasts import layout

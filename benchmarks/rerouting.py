@@ -23,13 +23,13 @@ from pathlib import Path
 from everstep import schedule as schedules
 from everstep.cluster import Cluster, Link, Node
 from everstep.plan import Hop, Order, Plan, Route
-from everstep.planner.cost import step_seconds
-from everstep.planner.improve import improve
-from everstep.planner.level import Levelled, least_seconds
-from everstep.planner.memory import node_bytes
-from everstep.planner.reroute import PASSED_ON, Router
-from everstep.planner.schedules import order_of
-from everstep.planner.search import with_room
+from everstep.planner.idle.improve import improve
+from everstep.planner.layouts.search import with_room
+from everstep.planner.routes.level import Levelled, least_seconds
+from everstep.planner.routes.router import PASSED_ON, Router
+from everstep.planner.step.cost import step_seconds
+from everstep.planner.step.memory import node_bytes
+from everstep.planner.step.schedules import order_of
 from everstep.quantities import NodeId, UnitName
 from everstep.schedule import Schedule
 from everstep.workload import LayerCost, Unit, Workload

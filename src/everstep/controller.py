@@ -17,21 +17,21 @@ from everstep.decision import Candidate, Decision
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner import objective
-from everstep.planner.ahead import DRIFT, Prepared, answered, drift, prepared
-from everstep.planner.beside import Rest
-from everstep.planner.calibrate import Calibration, Residuals, calibrated, changed, family_of
 from everstep.planner.cases import cases_of
-from everstep.planner.cost import SWITCH_S, step_seconds
 from everstep.planner.first import first_plan
-from everstep.planner.measure import measured
-from everstep.planner.moves import moves_for
-from everstep.planner.parts import units_by_layers
+from everstep.planner.idle.ahead import DRIFT, Prepared, answered, drift, prepared
+from everstep.planner.idle.refine import Refined, refined
 from everstep.planner.policies.pricing import candidate_of
 from everstep.planner.policies.routes import keep
 from everstep.planner.policies.situation import CheckpointInfo, Situation, is_broken
 from everstep.planner.policies.table import SCORED_BY_ITSELF, choose, propose
 from everstep.planner.policies.waiting import wait
-from everstep.planner.refine import Refined, refined
+from everstep.planner.step.beside import Rest
+from everstep.planner.step.calibrate import Calibration, Residuals, calibrated, changed, family_of
+from everstep.planner.step.cost import SWITCH_S, step_seconds
+from everstep.planner.step.measure import measured
+from everstep.planner.step.moves import moves_for
+from everstep.planner.step.parts import units_by_layers
 from everstep.protocol.messages import PlanOrdered, first_attempt
 from everstep.protocol.resolution import Resolution
 from everstep.quantities import HostId, NodeId, UnitName

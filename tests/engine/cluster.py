@@ -17,7 +17,7 @@ from everstep.engine.samples import Samples
 from everstep.engine.stage import Stage
 from everstep.engine.state import HeldState
 from everstep.plan import Plan, problems
-from everstep.planner.schedules import order_of
+from everstep.planner.step.schedules import order_of
 from everstep.protocol.messages import Union
 from everstep.view import Member, View
 

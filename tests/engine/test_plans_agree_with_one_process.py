@@ -17,7 +17,7 @@ from everstep.engine.reduce import Reduction
 from everstep.engine.samples import Samples
 from everstep.errors import EngineError
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.rounds import in_rounds
+from everstep.planner.step.rounds import in_rounds
 from everstep.protocol.commit import mean_loss
 from everstep.quantities import NodeId
 from tests.engine.cluster import Cluster, one_layer_at_a_time

@@ -9,10 +9,10 @@ import pytest
 
 from everstep.controller import Controller
 from everstep.plan import Order
-from everstep.planner.memory import node_bytes
-from everstep.planner.refine import Refined
-from everstep.planner.schedules import order_of
-from everstep.planner.search import Priced
+from everstep.planner.idle.refine import Refined
+from everstep.planner.layouts.search import Priced
+from everstep.planner.step.memory import node_bytes
+from everstep.planner.step.schedules import order_of
 from everstep.records import PlanCommitted, StepSeen
 from everstep.runtime import agent
 from tests.integration.harness import assert_same_state, reference_of_small, train

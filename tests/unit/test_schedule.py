@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.errors import ConfigError
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.schedules import order_of
+from everstep.planner.step.schedules import order_of
 from everstep.quantities import NodeId
 from everstep.schedule import (
     REDUCE,

@@ -24,7 +24,7 @@ from everstep.telemetry import grid
 from everstep.workload import Workload
 
 if TYPE_CHECKING:
-    from everstep.planner.timeline import Timeline
+    from everstep.planner.step.timeline import Timeline
     from everstep.planner.whatif import Need, WhatIf
 
 
@@ -57,7 +57,7 @@ def command(
     it), a table of all recoveries with what each would cost and why it lost, memory by node, and the schedule of a step.
     """
     # Imported here: the search brings SciPy, which takes half a second, and no other command needs it.
-    from everstep.planner.timeline import timeline
+    from everstep.planner.step.timeline import timeline
     from everstep.planner.whatif import nodes_named, running, what_if
 
     config = _config(policy, gap, tolerate)
@@ -142,7 +142,7 @@ _CANDIDATE = (
 
 def text(answer: WhatIf, job: Workload, times_s: Sequence[float], picture: Timeline | None) -> str:
     """The plan before the event if there is one, the table of what was considered, the plan chosen, its memory and schedule."""
-    from everstep.planner.timeline import text as timeline_text
+    from everstep.planner.step.timeline import text as timeline_text
     from everstep.planner.whatif import needs_of
 
     decision, chosen = answer.decision, answer.chosen
@@ -168,8 +168,8 @@ def text(answer: WhatIf, job: Workload, times_s: Sequence[float], picture: Timel
 def _overlap(answer: WhatIf, job: Workload, picture: Timeline | None) -> str:
     """What there would be to gain from reducing sums beside the work, where that is worth a word. Plans too large to be drawn
     are not looked at."""
-    from everstep.planner.cost import overlapped_seconds, step_seconds
-    from everstep.planner.schedules import order_of
+    from everstep.planner.step.cost import overlapped_seconds, step_seconds
+    from everstep.planner.step.schedules import order_of
 
     if picture is None or answer.plan.order.staggered:
         return ""

@@ -25,7 +25,7 @@ from everstep.engine.state import HeldState
 from everstep.engine.values import take_apart
 from everstep.errors import EngineError, UserCodeError
 from everstep.plan import Plan
-from everstep.planner.rounds import in_rounds
+from everstep.planner.step.rounds import in_rounds
 from everstep.protocol.commit import Committed as ExchangeDone
 from everstep.protocol.commit import Exchange, Send, clip_factor, count, mean_loss
 from everstep.protocol.messages import Prepared, Union, UnitSums

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.cost import is_shared
-from everstep.planner.parts import parts
+from everstep.planner.step.cost import is_shared
+from everstep.planner.step.parts import parts
 from everstep.quantities import NodeId
 
 

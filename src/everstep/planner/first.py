@@ -12,13 +12,13 @@ from everstep.plan import Order
 from everstep.planner import objective
 from everstep.planner.baselines.grids import alike
 from everstep.planner.baselines.systems import SYSTEMS
-from everstep.planner.cost import is_shared
-from everstep.planner.layouts import COMPARED
-from everstep.planner.memory import overfull
+from everstep.planner.layouts.catalogue import COMPARED
+from everstep.planner.layouts.search import Priced, best_priced, priced, why_nothing_fits, with_best_order
 from everstep.planner.policies.pricing import at_risk, layout_words
 from everstep.planner.policies.standing import with_redundancy
 from everstep.planner.policies.survivors import sturdy_words
-from everstep.planner.search import Priced, best_priced, priced, why_nothing_fits, with_best_order
+from everstep.planner.step.cost import is_shared
+from everstep.planner.step.memory import overfull
 from everstep.quantities import NodeId
 from everstep.workload import Workload
 

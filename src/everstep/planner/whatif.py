@@ -14,11 +14,11 @@ from everstep.errors import ConfigError
 from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.first import Split, first_plan
-from everstep.planner.memory import cap_bytes
-from everstep.planner.pace import pace
-from everstep.planner.parts import Held, units_by_layers
 from everstep.planner.policies.situation import CheckpointInfo, Situation
 from everstep.planner.policies.table import decide
+from everstep.planner.step.memory import cap_bytes
+from everstep.planner.step.pace import pace
+from everstep.planner.step.parts import Held, units_by_layers
 from everstep.quantities import HostId, NodeId, SiteId, UnitName, node_number
 from everstep.workload import Workload
 

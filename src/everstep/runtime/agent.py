@@ -25,8 +25,8 @@ from everstep.config import DetectorConfig, RunConfig, flat, from_mapping
 from everstep.controller import ClusterFacts, Controller
 from everstep.decision import Decision
 from everstep.errors import CheckpointError, ConfigError, InfeasibleError, RemoteProtocolError
-from everstep.planner.measure import from_bytes
 from everstep.planner.policies.situation import CheckpointInfo
+from everstep.planner.step.measure import from_bytes
 from everstep.protocol import leader as lead
 from everstep.protocol.codec import decode_to_leader, encode
 from everstep.protocol.detector import FailureDetector

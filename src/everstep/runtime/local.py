@@ -10,7 +10,7 @@ from everstep.engine.executor import Executor
 from everstep.engine.links import LocalPost, Mailbox
 from everstep.errors import UserCodeError
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.schedules import order_of
+from everstep.planner.step.schedules import order_of
 from everstep.protocol.commit import mean_loss
 from everstep.quantities import NodeId
 from everstep.records import Committed, Counted

@@ -23,7 +23,7 @@ from everstep.engine.state import Packed
 from everstep.engine.tcp import TcpLinks
 from everstep.errors import TransferError, UserCodeError
 from everstep.plan import Plan, problems
-from everstep.planner.schedules import order_of
+from everstep.planner.step.schedules import order_of
 from everstep.protocol import member as m
 from everstep.protocol.codec import decode_to_member, encode
 from everstep.protocol.commit import mean_loss

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from everstep import records
 from everstep.plan import Plan
-from everstep.planner.calibrate import family_of
 from everstep.planner.policies.pricing import layout_words
+from everstep.planner.step.calibrate import family_of
 from everstep.telemetry.audit import micro_batch_sizes
 
 

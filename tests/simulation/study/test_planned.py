@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from everstep.catalog import files
-from everstep.planner.memory import node_bytes
-from everstep.planner.search import priced
+from everstep.planner.layouts.search import priced
+from everstep.planner.step.memory import node_bytes
 from everstep.quantities import NodeId
 from everstep.simulator.study.compare import compare
 from everstep.simulator.study.hazards import draw

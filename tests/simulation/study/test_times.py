@@ -8,8 +8,8 @@ import pytest
 
 from everstep.cluster import Cluster, Link, Node
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.cost import step_seconds
-from everstep.planner.reroute import Router
+from everstep.planner.routes.router import Router
+from everstep.planner.step.cost import step_seconds
 from everstep.quantities import NodeId, UnitName
 from everstep.simulator.study.layout import Bounds
 from everstep.simulator.study.times import Family, Job, Times, equal_layers, even_bounds

@@ -16,12 +16,12 @@ from everstep.planner.baselines.rerouting import plain_reroute
 from everstep.planner.baselines.selection import chameleon
 from everstep.planner.baselines.systems import SYSTEMS
 from everstep.planner.baselines.templates import oobleck
-from everstep.planner.cost import step_seconds
 from everstep.planner.first import first_plan
 from everstep.planner.policies.situation import CheckpointInfo, Situation
 from everstep.planner.policies.standing import with_redundancy
 from everstep.planner.policies.table import decide, propose
-from everstep.planner.schedules import order_of
+from everstep.planner.step.cost import step_seconds
+from everstep.planner.step.schedules import order_of
 from tests.unit.planner.test_policies import load_of, situation_after, wrong_with
 from tests.unit.planner.worlds import cluster_of, grid_plan, node, workload_of
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from everstep.cluster import Cluster, Link
 from everstep.plan import Plan
-from everstep.planner.rounds import in_rounds
+from everstep.planner.step.rounds import in_rounds
 from everstep.quantities import NodeId, SiteId, node_number
 from everstep.schedule import Action, Kind, Schedule
 from everstep.workload import Workload

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from everstep import plan as plans
 from everstep.cluster import Link
 from everstep.plan import Plan
-from everstep.planner.ahead import answered, cases_of, drift, prepared, renamed
+from everstep.planner.idle.ahead import answered, cases_of, drift, prepared, renamed
 from everstep.planner.policies.situation import CheckpointInfo, Situation
 from everstep.planner.policies.table import propose
 from everstep.protocol.resolution import Resolution

@@ -17,11 +17,11 @@ from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner.baselines.systems import SYSTEMS
 from everstep.planner.first import first_plan
-from everstep.planner.moves import moves_for
 from everstep.planner.objective import NOISE
 from everstep.planner.policies.situation import CheckpointInfo, Situation
 from everstep.planner.policies.standing import with_redundancy
 from everstep.planner.policies.table import POLICIES, decide, propose
+from everstep.planner.step.moves import moves_for
 from everstep.quantities import NodeId
 
 from .test_policies import situation_after, wrong_with

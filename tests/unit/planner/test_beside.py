@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from everstep.plan import Plan
-from everstep.planner.beside import TYPICAL, Rest, chores
-from everstep.planner.calibrate import Calibration, calibrated
-from everstep.planner.cost import shared_seconds, step_seconds
+from everstep.planner.step.beside import TYPICAL, Rest, chores
+from everstep.planner.step.calibrate import Calibration, calibrated
+from everstep.planner.step.cost import shared_seconds, step_seconds
 from everstep.quantities import HostId, NodeId
 from everstep.workload import Beside, Workload, problems
 

@@ -9,10 +9,10 @@ from itertools import cycle, islice
 import pytest
 
 from everstep.plan import Order
-from everstep.planner.calibrate import Calibration, Family, calibrated, changed, family_of
-from everstep.planner.cost import step_seconds
 from everstep.planner.policies.situation import Situation
 from everstep.planner.policies.table import propose
+from everstep.planner.step.calibrate import Calibration, Family, calibrated, changed, family_of
+from everstep.planner.step.cost import step_seconds
 
 from .worlds import cluster_of, grid_plan, node, workload_of
 

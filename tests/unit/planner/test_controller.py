@@ -16,8 +16,8 @@ from everstep import transfer
 from everstep.config import CheckpointConfig, EngineConfig, PlannerConfig, Policy, RunConfig
 from everstep.controller import LET_IN, ClusterFacts, Controller
 from everstep.planner.explain import summary
-from everstep.planner.measure import from_bytes
 from everstep.planner.policies.situation import CheckpointInfo
+from everstep.planner.step.measure import from_bytes
 from everstep.protocol.messages import PlanOrdered, Union
 from everstep.protocol.resolution import Resolution
 from everstep.quantities import HostId, NodeId, UnitName

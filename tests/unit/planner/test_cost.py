@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from everstep.cluster import Link
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.cost import (
+from everstep.planner.step.cost import (
     finish_seconds,
     is_shared,
     load_seconds,
@@ -17,9 +17,9 @@ from everstep.planner.cost import (
     stall_seconds,
     step_seconds,
 )
-from everstep.planner.memory import cap_bytes, node_bytes, overfull
-from everstep.planner.reductions import reduction_groups
-from everstep.planner.schedules import order_of
+from everstep.planner.step.memory import cap_bytes, node_bytes, overfull
+from everstep.planner.step.reductions import reduction_groups
+from everstep.planner.step.schedules import order_of
 from everstep.quantities import HostId, UnitName
 from everstep.schedule import Kind
 from everstep.transfer import Move

@@ -8,11 +8,11 @@ from everstep import schedule as schedules
 from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.improve import improve
-from everstep.planner.memory import node_bytes
+from everstep.planner.idle.improve import improve
+from everstep.planner.layouts.search import priced
 from everstep.planner.policies.layouts import repartition
 from everstep.planner.policies.situation import Situation
-from everstep.planner.search import priced
+from everstep.planner.step.memory import node_bytes
 from everstep.workload import Workload
 
 from .worlds import cluster_of, node, workload_of

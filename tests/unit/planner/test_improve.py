@@ -9,11 +9,11 @@ import pytest
 from everstep import schedule as schedules
 from everstep.cluster import Cluster, Link, Node
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.cost import finish_seconds
-from everstep.planner.improve import improve, improvements
-from everstep.planner.level import least_seconds
-from everstep.planner.memory import node_bytes
-from everstep.planner.schedules import order_of
+from everstep.planner.idle.improve import improve, improvements
+from everstep.planner.routes.level import least_seconds
+from everstep.planner.step.cost import finish_seconds
+from everstep.planner.step.memory import node_bytes
+from everstep.planner.step.schedules import order_of
 
 from .worlds import cluster_of, grid_plan, node, workload_of
 

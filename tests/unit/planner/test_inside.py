@@ -15,9 +15,9 @@ from everstep.cluster import Cluster, Link, Node, site_pair
 from everstep.config import PlannerConfig
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
-from everstep.planner.inside import crossing, routes_inside
-from everstep.planner.memory import node_bytes
-from everstep.planner.search import best_plans
+from everstep.planner.layouts.search import best_plans
+from everstep.planner.routes.inside import crossing, routes_inside
+from everstep.planner.step.memory import node_bytes
 from everstep.planner.whatif import running, what_if
 from everstep.quantities import HostId, NodeId, SiteId
 from everstep.view import Member, View

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.planner.lengths import Kept, Lengths
-from everstep.planner.pipelines import Array
-from everstep.planner.splits import Splits
+from everstep.planner.layouts.lengths import Kept, Lengths
+from everstep.planner.layouts.splits import Splits
+from everstep.planner.step.pipelines import Array
 
 from .test_splits import seconds_of_all, workloads
 from .worlds import workload_of

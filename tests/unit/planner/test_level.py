@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from everstep.plan import Hop, Route
-from everstep.planner.level import Levelled, heads_s, least_seconds
-from everstep.planner.reroute import PASSED_ON, TOLERATED, Router
+from everstep.planner.routes.level import Levelled, heads_s, least_seconds
+from everstep.planner.routes.router import PASSED_ON, TOLERATED, Router
 from everstep.quantities import NodeId
 from everstep.workload import Workload
 

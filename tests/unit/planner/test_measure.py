@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.planner.measure import from_bytes, measured
+from everstep.planner.step.measure import from_bytes, measured
 from everstep.quantities import UnitName
 from everstep.workload import Unit, problems
 

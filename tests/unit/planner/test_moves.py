@@ -10,8 +10,8 @@ from everstep import transfer
 from everstep.cluster import Cluster, Link, Node
 from everstep.errors import InfeasibleError
 from everstep.plan import Hop, Plan
-from everstep.planner.cost import stall_seconds
-from everstep.planner.moves import moves_for
+from everstep.planner.step.cost import stall_seconds
+from everstep.planner.step.moves import moves_for
 from everstep.quantities import HostId, NodeId, SiteId, UnitName
 from everstep.transfer import Load, Move
 from everstep.workload import Workload

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.plan import Hop, Plan, Route
-from everstep.planner.parts import (
+from everstep.planner.step.parts import (
     Held,
     alike,
     grouped,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from everstep.cluster import Cluster, Node
 from everstep.plan import Hop
-from everstep.planner.layouts import Layout
-from everstep.planner.places import Holds, apart, assign, assigned, lacking_bytes
+from everstep.planner.layouts.catalogue import Layout
+from everstep.planner.layouts.places import Holds, apart, assign, assigned, lacking_bytes
 from everstep.quantities import HostId, NodeId
 from everstep.workload import Workload
 

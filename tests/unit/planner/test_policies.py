@@ -15,15 +15,15 @@ from everstep import transfer
 from everstep.cluster import Cluster, Link, Node
 from everstep.config import PlannerConfig
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.memory import cap_bytes, node_bytes
-from everstep.planner.moves import moves_for
 from everstep.planner.policies.layouts import grow, repartition, restore
 from everstep.planner.policies.pricing import at_risk, layout_words
 from everstep.planner.policies.roles import heal, normalize
 from everstep.planner.policies.routes import keep, reroute, shrink, spare
 from everstep.planner.policies.situation import CheckpointInfo, Situation, is_broken
 from everstep.planner.policies.table import BESIDE, POLICIES, propose
-from everstep.planner.schedules import order_of
+from everstep.planner.step.memory import cap_bytes, node_bytes
+from everstep.planner.step.moves import moves_for
+from everstep.planner.step.schedules import order_of
 from everstep.quantities import NodeId, UnitName
 from everstep.view import Member, View
 from everstep.workload import Workload

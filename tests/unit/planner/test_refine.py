@@ -8,9 +8,9 @@ import pytest
 
 from everstep import schedule as schedules
 from everstep.plan import Order
-from everstep.planner.cost import step_seconds
-from everstep.planner.memory import node_bytes
-from everstep.planner.refine import LEAST_GAIN, MOST_HOPS, refined
+from everstep.planner.idle.refine import LEAST_GAIN, MOST_HOPS, refined
+from everstep.planner.step.cost import step_seconds
+from everstep.planner.step.memory import node_bytes
 
 from .worlds import cluster_of, grid_plan, workload_of
 

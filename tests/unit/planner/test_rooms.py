@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.memory import node_bytes, rooms
-from everstep.planner.search import ROOMY_NODES, priced, with_room
+from everstep.planner.layouts.search import ROOMY_NODES, priced, with_room
+from everstep.planner.step.memory import node_bytes, rooms
 from everstep.quantities import NodeId
 
 from .worlds import cluster_of, grid_plan, node, plans, workload_of

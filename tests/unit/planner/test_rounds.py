@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.planner.rounds import in_rounds, longest_path, rounds
+from everstep.planner.step.rounds import in_rounds, longest_path, rounds
 
 Group = tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""The three rules of ``planner.schedules``, and how good the schedules are."""
+"""The three rules of ``planner.step.schedules``, and how good the schedules are."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from everstep import schedule as schedules
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.parts import parts
-from everstep.planner.schedules import Costs, Stops, deadlines, order_of, streams
+from everstep.planner.step.parts import parts
+from everstep.planner.step.schedules import Costs, Stops, deadlines, order_of, streams
 from everstep.quantities import NodeId
 from everstep.schedule import REDUCE, Action, Kind, one_f_one_b, peak_activations
 

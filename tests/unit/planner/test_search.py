@@ -15,13 +15,13 @@ from everstep.cluster import Link
 from everstep.config import PlannerConfig
 from everstep.errors import InfeasibleError
 from everstep.plan import Hop, Order, Plan, Route
-from everstep.planner.ahead import renamed
-from everstep.planner.cost import step_seconds
 from everstep.planner.first import first_plan
-from everstep.planner.layouts import water_fill
-from everstep.planner.memory import node_bytes
-from everstep.planner.places import assign, interleaved, lacking_bytes
-from everstep.planner.search import best_plans, priced, priced_anew, why_nothing_fits
+from everstep.planner.idle.ahead import renamed
+from everstep.planner.layouts.catalogue import water_fill
+from everstep.planner.layouts.places import assign, interleaved, lacking_bytes
+from everstep.planner.layouts.search import best_plans, priced, priced_anew, why_nothing_fits
+from everstep.planner.step.cost import step_seconds
+from everstep.planner.step.memory import node_bytes
 from everstep.quantities import NodeId, parse_bytes
 from everstep.view import Member, View
 

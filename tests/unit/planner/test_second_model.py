@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from everstep import cluster as clusters
 from everstep.cluster import Cluster, Link, Node, site_pair
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.cost import overlapped_seconds, site_seconds, stall_seconds, step_seconds
-from everstep.planner.memory import needed_bytes, node_bytes
-from everstep.planner.pace import pace
-from everstep.planner.schedules import order_of
+from everstep.planner.step.cost import overlapped_seconds, site_seconds, stall_seconds, step_seconds
+from everstep.planner.step.memory import needed_bytes, node_bytes
+from everstep.planner.step.pace import pace
+from everstep.planner.step.schedules import order_of
 from everstep.quantities import HostId, NodeId, SiteId, UnitName
 from everstep.transfer import Move
 from everstep.workload import Beside, LayerCost, Unit, Workload

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.planner.lengths import Kept, Lengths
-from everstep.planner.pipelines import Array
-from everstep.planner.sites import Site, front_of_sites
+from everstep.planner.layouts.lengths import Kept, Lengths
+from everstep.planner.layouts.sites import Site, front_of_sites
+from everstep.planner.step.pipelines import Array
 
 from .test_lengths import Tables, partitions, tables_of
 

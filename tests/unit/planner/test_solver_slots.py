@@ -11,9 +11,9 @@ from hypothesis import given, settings
 
 from everstep import schedule as schedules
 from everstep.plan import Order, Plan
-from everstep.planner.cost import step_seconds
-from everstep.planner.improve import improve
-from everstep.planner.schedules import order_of
+from everstep.planner.idle.improve import improve
+from everstep.planner.step.cost import step_seconds
+from everstep.planner.step.schedules import order_of
 from everstep.schedule import Kind
 
 from .worlds import cluster_of, grid_plan, plans, slow_makespan_s, workload_of

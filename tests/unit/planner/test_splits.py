@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from everstep.cluster import Link
 from everstep.plan import Hop, Plan
-from everstep.planner.cost import finish_seconds
-from everstep.planner.pipelines import flush, stage_ends_s
-from everstep.planner.schedules import order_of
-from everstep.planner.splits import Bounds, Splits
+from everstep.planner.layouts.splits import Bounds, Splits
+from everstep.planner.step.cost import finish_seconds
+from everstep.planner.step.pipelines import flush, stage_ends_s
+from everstep.planner.step.schedules import order_of
 from everstep.workload import Workload
 
 from .worlds import cluster_of, node, workload_of

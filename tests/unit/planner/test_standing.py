@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.cost import finish_seconds, shared_seconds, step_seconds
 from everstep.planner.first import first_plan
-from everstep.planner.memory import node_bytes
-from everstep.planner.pace import pace
 from everstep.planner.policies.situation import Situation
 from everstep.planner.policies.standing import is_redundant, redundant, ring, taken_over, with_redundancy
 from everstep.planner.policies.table import decide, propose
-from everstep.planner.schedules import order_of
-from everstep.planner.shadows import shadow_seconds
+from everstep.planner.step.cost import finish_seconds, shared_seconds, step_seconds
+from everstep.planner.step.memory import node_bytes
+from everstep.planner.step.pace import pace
+from everstep.planner.step.schedules import order_of
+from everstep.planner.step.shadows import shadow_seconds
 from everstep.workload import Workload
 
 from .test_any_situation import EVERY_WAY, under

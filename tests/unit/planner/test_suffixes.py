@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.catalog.files import load_cluster, load_workload
-from everstep.planner import splits as splitting
-from everstep.planner.splits import Splits
-from everstep.planner.suffixes import grown
+from everstep.planner.layouts import splits as splitting
+from everstep.planner.layouts.splits import Splits
+from everstep.planner.layouts.suffixes import grown
 from everstep.workload import Workload
 
 from .test_splits import all_splits, seconds_by_schedule, seconds_of_all, workloads

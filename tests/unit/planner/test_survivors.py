@@ -13,9 +13,9 @@ from everstep.config import PlannerConfig
 from everstep.decision import Candidate, Decision, text
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
-from everstep.planner.ahead import renamed
 from everstep.planner.baselines.systems import SYSTEMS
 from everstep.planner.first import first_plan
+from everstep.planner.idle.ahead import renamed
 from everstep.planner.objective import choose, explained
 from everstep.planner.policies.foresight import choose_with_foresight, until_moved_s
 from everstep.planner.policies.pricing import candidate_of, no_answer

@@ -8,9 +8,9 @@ import pytest
 
 from everstep.cluster import Link
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.cost import finish_seconds
-from everstep.planner.schedules import order_of
-from everstep.planner.timeline import MOST_ACTIONS, Timeline, text, timeline
+from everstep.planner.step.cost import finish_seconds
+from everstep.planner.step.schedules import order_of
+from everstep.planner.step.timeline import MOST_ACTIONS, Timeline, text, timeline
 from everstep.schedule import Action, Kind
 
 from .worlds import cluster_of, grid_plan, node, workload_of

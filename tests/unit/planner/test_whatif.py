@@ -9,7 +9,7 @@ import pytest
 from everstep.catalog.files import load_cluster, load_workload
 from everstep.config import PlannerConfig
 from everstep.errors import ConfigError, InfeasibleError
-from everstep.planner.memory import node_bytes
+from everstep.planner.step.memory import node_bytes
 from everstep.planner.whatif import named, needs_of, nodes_named, runs, what_if
 from everstep.quantities import HostId, NodeId
 

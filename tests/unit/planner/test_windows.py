@@ -10,11 +10,11 @@ import pytest
 
 from everstep import plan as plans
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.level import heads_s
-from everstep.planner.moves import moves_for
-from everstep.planner.reroute import Router
-from everstep.planner.search import priced
-from everstep.planner.windows import NEARLY, shifted
+from everstep.planner.layouts.search import priced
+from everstep.planner.routes.level import heads_s
+from everstep.planner.routes.router import Router
+from everstep.planner.routes.windows import NEARLY, shifted
+from everstep.planner.step.moves import moves_for
 from everstep.quantities import NodeId
 from everstep.view import Member, View
 from everstep.workload import Workload

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from everstep import schedule as schedules
 from everstep.plan import Order
-from everstep.planner.schedules import order_of
+from everstep.planner.step.schedules import order_of
 from everstep.protocol.codec import decode_to_member, encode
 from everstep.protocol.messages import PlanOrdered
 from everstep.runtime.session import schedule_of

@@ -22,7 +22,7 @@ from itertools import combinations
 
 import numpy as np
 
-from everstep.planner.pipelines import stage_ends_s
+from everstep.planner.step.pipelines import stage_ends_s
 
 
 def score(batch: float, step_s: float, transition_s: float, window_s: float) -> float:

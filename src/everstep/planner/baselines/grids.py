@@ -11,13 +11,13 @@ import numpy as np
 from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
 from everstep.plan import Hop, Order, Plan, Route
-from everstep.planner.layouts import Catalogue, Layout
-from everstep.planner.memory import overfull
-from everstep.planner.parts import Held, grouped, units_by_layers
-from everstep.planner.places import assign, interleaved, plan_of
+from everstep.planner.layouts.catalogue import Catalogue, Layout
+from everstep.planner.layouts.places import assign, interleaved, plan_of
+from everstep.planner.layouts.search import Priced, priced
+from everstep.planner.layouts.splits import Bounds
 from everstep.planner.policies.situation import Situation
-from everstep.planner.search import Priced, priced
-from everstep.planner.splits import Bounds
+from everstep.planner.step.memory import overfull
+from everstep.planner.step.parts import Held, grouped, units_by_layers
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from everstep.decision import Candidate
 from everstep.plan import Hop, Plan, Route
 from everstep.planner.baselines.grids import NOT_ALIKE, cuts_of, one_more
-from everstep.planner.cost import is_shared
 from everstep.planner.policies.pricing import candidate_of, copied_behind, no_answer
 from everstep.planner.policies.roles import heal, normalize
 from everstep.planner.policies.routes import keep, placement_of, reroute, shrink, without_lost_shadows
 from everstep.planner.policies.situation import Situation, available, is_broken
+from everstep.planner.step.cost import is_shared
 from everstep.quantities import NodeId, node_number
 
 

@@ -9,12 +9,12 @@ from everstep.plan import Plan
 from everstep.planner.baselines.chameleon import fastest_plan, pipeline_units, rerouted_slots, score
 from everstep.planner.baselines.grids import built, cuts_of
 from everstep.planner.baselines.rerouting import called, in_turn
-from everstep.planner.parts import grouped
 from everstep.planner.policies.layouts import layouts
 from everstep.planner.policies.pricing import candidate_of, layout_words, no_answer
 from everstep.planner.policies.routes import keep
 from everstep.planner.policies.situation import Situation, is_broken
-from everstep.planner.schedules import streams
+from everstep.planner.step.parts import grouped
+from everstep.planner.step.schedules import streams
 from everstep.quantities import NodeId
 from everstep.workload import Workload
 

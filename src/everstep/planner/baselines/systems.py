@@ -28,9 +28,9 @@ from everstep.planner.baselines.morphing import by_liveput, parcae, varuna
 from everstep.planner.baselines.rerouting import plain_reroute, recycle, torchft
 from everstep.planner.baselines.selection import chameleon
 from everstep.planner.baselines.templates import oobleck
-from everstep.planner.parts import grouped
 from everstep.planner.policies.situation import Situation
 from everstep.planner.policies.standing import with_redundancy, with_redundancy_again
+from everstep.planner.step.parts import grouped
 
 
 def by_value(_: Situation, candidates: Sequence[Candidate]) -> int:

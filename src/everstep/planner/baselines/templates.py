@@ -8,11 +8,11 @@ from everstep.decision import Candidate
 from everstep.planner.baselines.grids import built
 from everstep.planner.baselines.oobleck import reconfigured
 from everstep.planner.baselines.rerouting import called
-from everstep.planner.layouts import Catalogue, water_fill
-from everstep.planner.parts import grouped
+from everstep.planner.layouts.catalogue import Catalogue, water_fill
 from everstep.planner.policies.pricing import candidate_of, layout_words, no_answer
 from everstep.planner.policies.routes import keep
 from everstep.planner.policies.situation import Situation, is_broken
+from everstep.planner.step.parts import grouped
 from everstep.quantities import NodeId, node_number
 
 

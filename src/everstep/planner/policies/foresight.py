@@ -10,8 +10,8 @@ from everstep.decision import Candidate
 from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.cases import cases_of
-from everstep.planner.parts import units_by_layers
 from everstep.planner.policies.situation import Situation
+from everstep.planner.step.parts import units_by_layers
 from everstep.quantities import NodeId
 
 LOOKED_AT = 4

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from everstep.decision import Candidate
 from everstep.plan import Order, Route
-from everstep.planner.cost import is_shared
+from everstep.planner.layouts.search import Priced, best_priced, why_nothing_fits
 from everstep.planner.policies.pricing import candidate_of, layout_words, no_answer, priced_in
 from everstep.planner.policies.situation import Situation, available, intact
-from everstep.planner.search import Priced, best_priced, why_nothing_fits
-from everstep.planner.windows import shifted
+from everstep.planner.routes.windows import shifted
+from everstep.planner.step.cost import is_shared
 
 REPARTITIONS = 3
 """So many new layouts are proposed, the fastest."""

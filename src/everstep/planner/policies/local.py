@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from everstep.decision import Candidate
-from everstep.planner.inside import crossing
 from everstep.planner.policies.pricing import no_answer
 from everstep.planner.policies.situation import Situation
+from everstep.planner.routes.inside import crossing
 
 
 def only_inside(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:

@@ -12,14 +12,14 @@ from everstep.decision import Candidate, Way
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
 from everstep.planner import objective
-from everstep.planner.calibrate import residual_of
-from everstep.planner.cost import load_seconds, stall_seconds
-from everstep.planner.memory import overfull
-from everstep.planner.moves import moves_for
-from everstep.planner.parts import Held, grouped, holder_counts, holders_by_unit
+from everstep.planner.layouts.search import Priced, priced
 from everstep.planner.policies.situation import Situation
 from everstep.planner.remembered import Same, remembered
-from everstep.planner.search import Priced, priced
+from everstep.planner.step.calibrate import residual_of
+from everstep.planner.step.cost import load_seconds, stall_seconds
+from everstep.planner.step.memory import overfull
+from everstep.planner.step.moves import moves_for
+from everstep.planner.step.parts import Held, grouped, holder_counts, holders_by_unit
 from everstep.quantities import NodeId, human_seconds
 from everstep.transfer import Move
 from everstep.workload import Workload

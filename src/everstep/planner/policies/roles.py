@@ -9,11 +9,11 @@ from dataclasses import replace
 from everstep.decision import Candidate
 from everstep.plan import Plan, Route
 from everstep.planner import objective
-from everstep.planner.parts import grouped
 from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.routes import over_the_living, rerouted, with_slots
 from everstep.planner.policies.situation import Situation, available, route_work_s
-from everstep.planner.schedules import streams
+from everstep.planner.step.parts import grouped
+from everstep.planner.step.schedules import streams
 from everstep.quantities import NodeId, SiteId, node_number
 
 

@@ -10,15 +10,15 @@ from itertools import accumulate, cycle
 
 from everstep.decision import Candidate
 from everstep.plan import Hop, Plan
-from everstep.planner.cost import is_shared
-from everstep.planner.inside import routes_inside
-from everstep.planner.memory import needed_bytes, overfull
-from everstep.planner.parts import alike, grouped
-from everstep.planner.places import assign
+from everstep.planner.layouts.places import assign
 from everstep.planner.policies.pricing import candidate_of, no_answer
 from everstep.planner.policies.situation import Situation, available, pipelines_of, route_work_s, whole_routes
-from everstep.planner.reroute import PASSED_ON, Router
-from everstep.planner.shadows import has_shadows
+from everstep.planner.routes.inside import routes_inside
+from everstep.planner.routes.router import PASSED_ON, Router
+from everstep.planner.step.cost import is_shared
+from everstep.planner.step.memory import needed_bytes, overfull
+from everstep.planner.step.parts import alike, grouped
+from everstep.planner.step.shadows import has_shadows
 from everstep.quantities import NodeId, SiteId, node_number
 from everstep.workload import Workload
 

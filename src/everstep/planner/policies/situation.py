@@ -11,10 +11,10 @@ from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
 from everstep.decision import Way
 from everstep.plan import Hop, Order, Plan, Route
-from everstep.planner.calibrate import Residuals
-from everstep.planner.cost import SWITCH_S
 from everstep.planner.objective import Curve, Exponential, Gap
-from everstep.planner.parts import Grouped, Held, alike, grouped
+from everstep.planner.step.calibrate import Residuals
+from everstep.planner.step.cost import SWITCH_S
+from everstep.planner.step.parts import Grouped, Held, alike, grouped
 from everstep.quantities import NodeId, UnitName, node_number
 from everstep.workload import Workload
 

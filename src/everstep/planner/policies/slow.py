@@ -11,13 +11,13 @@ import numpy as np
 from everstep.decision import Candidate
 from everstep.plan import Hop, Plan, Route
 from everstep.planner import objective
-from everstep.planner.layouts import water_fill
-from everstep.planner.parts import parts
-from everstep.planner.pipelines import Array, stage_ends_s
-from everstep.planner.places import interleaved
+from everstep.planner.layouts.catalogue import water_fill
+from everstep.planner.layouts.places import interleaved
 from everstep.planner.policies.pricing import candidate_of, no_answer, priced_in
 from everstep.planner.policies.routes import over_the_living, without_lost_shadows
 from everstep.planner.policies.situation import Situation
+from everstep.planner.step.parts import parts
+from everstep.planner.step.pipelines import Array, stage_ends_s
 
 MOST_OF_AVERAGE = 4
 """A pipeline is not given more than so many times an even share of the micro-batches."""

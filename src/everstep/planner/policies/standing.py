@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from everstep.decision import Candidate
 from everstep.plan import Hop, Plan, Route
-from everstep.planner.parts import grouped
 from everstep.planner.policies.layouts import layouts, why_no_layout
 from everstep.planner.policies.pricing import candidate_of, copied_behind, layout_words, no_answer
 from everstep.planner.policies.routes import keep, over_the_living, rerouted
 from everstep.planner.policies.situation import Situation, available, is_broken
-from everstep.planner.reroute import merged
+from everstep.planner.routes.router import merged
+from everstep.planner.step.parts import grouped
 from everstep.quantities import NodeId
 
 REBUILT = 2

@@ -8,9 +8,9 @@ from dataclasses import replace
 from everstep.cluster import Cluster
 from everstep.decision import Candidate
 from everstep.plan import Plan
-from everstep.planner.parts import Held, holders, holders_by_unit, kinds_of
 from everstep.planner.policies.pricing import no_answer
 from everstep.planner.policies.situation import Situation
+from everstep.planner.step.parts import Held, holders, holders_by_unit, kinds_of
 from everstep.quantities import HostId, NodeId
 from everstep.workload import Workload
 

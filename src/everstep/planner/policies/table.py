@@ -31,7 +31,6 @@ from everstep.decision import Candidate
 from everstep.plan import Plan
 from everstep.planner import objective
 from everstep.planner.baselines.systems import SYSTEMS
-from everstep.planner.parts import grouped
 from everstep.planner.policies.behind import two_phase
 from everstep.planner.policies.foresight import choose_with_foresight, until_moved_s
 from everstep.planner.policies.layouts import grow, layouts, repartition, restore
@@ -44,6 +43,7 @@ from everstep.planner.policies.slow import rebalance
 from everstep.planner.policies.standing import REBUILT, is_redundant, redundant
 from everstep.planner.policies.survivors import only_sturdy, wary
 from everstep.planner.policies.waiting import wait
+from everstep.planner.step.parts import grouped
 from everstep.quantities import node_number
 
 Policy = Callable[[Situation], list[Candidate]]

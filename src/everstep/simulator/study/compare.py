@@ -11,7 +11,7 @@ from typing import Any
 
 from everstep.cluster import Cluster
 from everstep.errors import InfeasibleError
-from everstep.planner.cost import SWITCH_S
+from everstep.planner.step.cost import SWITCH_S
 from everstep.quantities import human_bytes
 from everstep.simulator.study.player import Costs, Player
 from everstep.simulator.study.policies import Policy

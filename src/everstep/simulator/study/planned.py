@@ -25,17 +25,17 @@ from everstep.decision import Candidate
 from everstep.decision import Way as PlannedWay
 from everstep.errors import InfeasibleError
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.calibrate import Backward, Calibration, Family, Residuals, Shape, family_of
-from everstep.planner.moves import moves_for
-from everstep.planner.parts import units_by_layers
-from everstep.planner.places import interleaved
+from everstep.planner.idle.refine import refined
+from everstep.planner.layouts.places import interleaved
+from everstep.planner.layouts.search import best_priced, priced
 from everstep.planner.policies.layouts import restore
 from everstep.planner.policies.situation import CheckpointInfo
 from everstep.planner.policies.situation import Situation as Asked
 from everstep.planner.policies.standing import with_redundancy
 from everstep.planner.policies.table import choose, decide, propose
-from everstep.planner.refine import refined
-from everstep.planner.search import best_priced, priced
+from everstep.planner.step.calibrate import Backward, Calibration, Family, Residuals, Shape, family_of
+from everstep.planner.step.moves import moves_for
+from everstep.planner.step.parts import units_by_layers
 from everstep.quantities import NodeId, UnitName
 from everstep.simulator.study.player import Option, Situation, Way
 from everstep.simulator.study.times import even_bounds

@@ -14,9 +14,9 @@ from everstep.config import PlannerConfig
 from everstep.config import Policy as PolicyName
 from everstep.errors import InfeasibleError
 from everstep.plan import Order
-from everstep.planner.cost import READ_BYTES_PER_S
-from everstep.planner.memory import overfull
-from everstep.planner.search import priced
+from everstep.planner.layouts.search import priced
+from everstep.planner.step.cost import READ_BYTES_PER_S
+from everstep.planner.step.memory import overfull
 from everstep.quantities import NodeId, UnitName
 from everstep.simulator.study.planned import Ground, Planned, slower
 from everstep.simulator.study.player import Costs

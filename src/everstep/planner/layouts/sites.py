@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from everstep.planner.lengths import NONE, WITHIN, Choice, Kept, Lengths, most_first
-from everstep.planner.pipelines import Array
+from everstep.planner.layouts.lengths import NONE, WITHIN, Choice, Kept, Lengths, most_first
+from everstep.planner.step.pipelines import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,15 @@ from everstep.cluster import Cluster
 from everstep.config import PlannerConfig
 from everstep.errors import InfeasibleError
 from everstep.plan import Order, Plan, Route
-from everstep.planner.cost import is_shared, seconds_after, staggered_seconds
-from everstep.planner.layouts import Catalogue, Layout, rounded, smallest_cap
-from everstep.planner.memory import cap_bytes, caps_of, have_one_cap, needed_bytes, overfull, rooms
-from everstep.planner.pace import one_speed, pace
-from everstep.planner.parts import alike, holders
-from everstep.planner.places import Holds, assigned, plan_of
+from everstep.planner.layouts.catalogue import Catalogue, Layout, rounded, smallest_cap
+from everstep.planner.layouts.places import Holds, assigned, plan_of
+from everstep.planner.layouts.splits import Splits
 from everstep.planner.remembered import remembered
-from everstep.planner.shadows import shadowed
-from everstep.planner.splits import Splits
+from everstep.planner.step.cost import is_shared, seconds_after, staggered_seconds
+from everstep.planner.step.memory import cap_bytes, caps_of, have_one_cap, needed_bytes, overfull, rooms
+from everstep.planner.step.pace import one_speed, pace
+from everstep.planner.step.parts import alike, holders
+from everstep.planner.step.shadows import shadowed
 from everstep.quantities import NodeId, human_bytes, node_number
 from everstep.workload import Workload
 

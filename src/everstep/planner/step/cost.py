@@ -14,11 +14,11 @@ from itertools import accumulate, pairwise
 
 from everstep.cluster import Cluster, SitePair, site_pair
 from everstep.plan import Plan
-from everstep.planner.beside import chores
-from everstep.planner.pace import pace, staggered_ends
-from everstep.planner.parts import grouped, units_by_layers
-from everstep.planner.reductions import after_work, beside_work, crossing_seconds, own_seconds
-from everstep.planner.shadows import shadow_seconds
+from everstep.planner.step.beside import chores
+from everstep.planner.step.pace import pace, staggered_ends
+from everstep.planner.step.parts import grouped, units_by_layers
+from everstep.planner.step.reductions import after_work, beside_work, crossing_seconds, own_seconds
+from everstep.planner.step.shadows import shadow_seconds
 from everstep.quantities import HostId, NodeId, SiteId
 from everstep.schedule import Action, Kind, Schedule, needs
 from everstep.transfer import Move

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from everstep.plan import Plan
-from everstep.planner.parts import grouped
+from everstep.planner.step.parts import grouped
 from everstep.workload import Workload
 
 Shape = Literal["one length", "several lengths", "rerouted"]

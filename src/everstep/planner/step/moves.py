@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from everstep.cluster import Cluster
 from everstep.errors import InfeasibleError
 from everstep.plan import Plan
-from everstep.planner.parts import holders, units_by_layers
+from everstep.planner.step.parts import holders, units_by_layers
 from everstep.quantities import NodeId, SiteId, UnitName, node_number
 from everstep.transfer import Load, Move
 from everstep.workload import Workload

@@ -12,9 +12,9 @@ from itertools import accumulate, cycle
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.parts import Held, Part, alike, holders
 from everstep.planner.remembered import Same, remembered
-from everstep.planner.schedules import order_of
+from everstep.planner.step.parts import Held, Part, alike, holders
+from everstep.planner.step.schedules import order_of
 from everstep.quantities import NodeId, human_bytes
 from everstep.schedule import Kind, Schedule
 from everstep.workload import Workload

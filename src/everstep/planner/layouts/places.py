@@ -16,10 +16,10 @@ from scipy.optimize import linear_sum_assignment
 
 from everstep.cluster import Cluster
 from everstep.plan import Hop, Order, Plan
-from everstep.planner.layouts import Layout
-from everstep.planner.parts import units_by_layers
-from everstep.planner.pipelines import Array
+from everstep.planner.layouts.catalogue import Layout
 from everstep.planner.remembered import remembered
+from everstep.planner.step.parts import units_by_layers
+from everstep.planner.step.pipelines import Array
 from everstep.quantities import HostId, NodeId, UnitName
 from everstep.workload import Workload
 

@@ -21,11 +21,11 @@ from itertools import islice, pairwise
 
 from everstep.cluster import Cluster
 from everstep.plan import Hop, Plan, Route
-from everstep.planner.level import Levelled, least_seconds
-from everstep.planner.memory import node_bytes, rooms
-from everstep.planner.pace import LongestPath
-from everstep.planner.parts import parts
-from everstep.planner.schedules import Arranged, Costs, Stops, arrange, deadlines, limits_of
+from everstep.planner.routes.level import Levelled, least_seconds
+from everstep.planner.step.memory import node_bytes, rooms
+from everstep.planner.step.pace import LongestPath
+from everstep.planner.step.parts import parts
+from everstep.planner.step.schedules import Arranged, Costs, Stops, arrange, deadlines, limits_of
 from everstep.quantities import NodeId
 from everstep.schedule import REDUCE, Order, Schedule
 from everstep.workload import LayerCost, Workload

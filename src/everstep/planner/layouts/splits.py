@@ -36,9 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everstep.cluster import Link
-from everstep.planner.pipelines import Array, flush, stage_ends_s
+from everstep.planner.layouts.suffixes import Grown, grown
 from everstep.planner.remembered import remembered
-from everstep.planner.suffixes import Grown, grown
+from everstep.planner.step.pipelines import Array, flush, stage_ends_s
 from everstep.quantities import UnitName
 from everstep.workload import Workload
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.cost import shared_seconds, step_seconds
-from everstep.planner.improve import improvements
-from everstep.planner.level import least_seconds
-from everstep.planner.memory import cap_bytes, node_bytes, overfull
-from everstep.planner.search import Priced
+from everstep.planner.idle.improve import improvements
+from everstep.planner.layouts.search import Priced
+from everstep.planner.routes.level import least_seconds
+from everstep.planner.step.cost import shared_seconds, step_seconds
+from everstep.planner.step.memory import cap_bytes, node_bytes, overfull
 from everstep.schedule import Schedule
 from everstep.workload import Workload
 

@@ -21,13 +21,13 @@ import numpy as np
 from everstep.cluster import Cluster, site_pair
 from everstep.config import PlannerConfig
 from everstep.plan import Order, Route
-from everstep.planner.cost import is_shared
-from everstep.planner.lengths import Choice, Kept, Lengths
-from everstep.planner.memory import caps_of
-from everstep.planner.pipelines import Array
+from everstep.planner.layouts.lengths import Choice, Kept, Lengths
+from everstep.planner.layouts.sites import Site, front_of_sites
+from everstep.planner.layouts.splits import Bounds, Splits, splits_of
 from everstep.planner.remembered import Same
-from everstep.planner.sites import Site, front_of_sites
-from everstep.planner.splits import Bounds, Splits, splits_of
+from everstep.planner.step.cost import is_shared
+from everstep.planner.step.memory import caps_of
+from everstep.planner.step.pipelines import Array
 from everstep.quantities import NodeId, SiteId
 from everstep.workload import Workload
 

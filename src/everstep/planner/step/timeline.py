@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan
-from everstep.planner.cost import Span, action_spans
-from everstep.planner.schedules import order_of
+from everstep.planner.step.cost import Span, action_spans
+from everstep.planner.step.schedules import order_of
 from everstep.quantities import NodeId, human_seconds
 from everstep.schedule import Kind
 from everstep.workload import Workload

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from everstep.plan import Route
-from everstep.planner.parts import grouped
 from everstep.planner.remembered import remembered
+from everstep.planner.step.parts import grouped
 from everstep.quantities import NodeId
 
 

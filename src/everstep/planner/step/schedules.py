@@ -26,7 +26,7 @@ from itertools import accumulate, chain
 from typing import TypeVar
 
 from everstep.plan import Hop, Plan, Route
-from everstep.planner.parts import Part, parts
+from everstep.planner.step.parts import Part, parts
 from everstep.quantities import NodeId
 from everstep.schedule import REDUCE, Action, Kind, Order, Schedule, one_f_one_b
 from everstep.workload import Workload

@@ -16,8 +16,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from everstep.plan import Hop, Route
-from everstep.planner.level import Levelled, run_ends
-from everstep.planner.parts import grouped
+from everstep.planner.routes.level import Levelled, run_ends
+from everstep.planner.step.parts import grouped
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 

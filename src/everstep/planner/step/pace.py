@@ -17,11 +17,11 @@ from itertools import accumulate, cycle, pairwise
 
 from everstep.cluster import Cluster
 from everstep.plan import Hop, Order, Plan, Route
-from everstep.planner.parts import Alike, Part, alike, parts
-from everstep.planner.pipelines import one_pipeline_ends_s
 from everstep.planner.remembered import remembered
-from everstep.planner.schedules import Arranged, B, Costs, F, Stops, W, arranged
-from everstep.planner.shadows import shadow_seconds
+from everstep.planner.step.parts import Alike, Part, alike, parts
+from everstep.planner.step.pipelines import one_pipeline_ends_s
+from everstep.planner.step.schedules import Arranged, B, Costs, F, Stops, W, arranged
+from everstep.planner.step.shadows import shadow_seconds
 from everstep.quantities import NodeId
 from everstep.workload import Workload
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from everstep.cluster import Cluster
 from everstep.plan import Plan, Route
-from everstep.planner.parts import grouped
-from everstep.planner.reroute import Router
+from everstep.planner.routes.router import Router
+from everstep.planner.step.parts import grouped
 from everstep.quantities import NodeId, SiteId
 from everstep.workload import Workload
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from everstep.plan import Plan
-from everstep.planner.parts import grouped
-from everstep.planner.reductions import reduction_groups
+from everstep.planner.step.parts import grouped
+from everstep.planner.step.reductions import reduction_groups
 from everstep.quantities import NodeId
 from everstep.workload import Beside, Workload
 

@@ -24,7 +24,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from everstep.planner.pipelines import Array
+from everstep.planner.step.pipelines import Array
 
 COMBINED_AT_MOST = 4000
 """So many ways to keep some of each kind of pipeline are looked at; if there were more, the rarest kinds are given up."""

@@ -24,11 +24,11 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from everstep.plan import Hop, Plan, Route
-from everstep.planner.level import heads_s
-from everstep.planner.parts import Held
-from everstep.planner.pipelines import Array
-from everstep.planner.reroute import Router
-from everstep.planner.schedules import streams
+from everstep.planner.routes.level import heads_s
+from everstep.planner.routes.router import Router
+from everstep.planner.step.parts import Held
+from everstep.planner.step.pipelines import Array
+from everstep.planner.step.schedules import streams
 from everstep.quantities import NodeId, node_number
 from everstep.workload import Workload
 

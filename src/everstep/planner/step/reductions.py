@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from everstep.cluster import Cluster, Link, SitePair, site_pair
 from everstep.plan import Plan
-from everstep.planner.pace import one_speed
-from everstep.planner.parts import holders, holders_by_unit
 from everstep.planner.remembered import Same
-from everstep.planner.rounds import in_rounds
+from everstep.planner.step.pace import one_speed
+from everstep.planner.step.parts import holders, holders_by_unit
+from everstep.planner.step.rounds import in_rounds
 from everstep.quantities import HostId, NodeId, SiteId, node_number
 from everstep.schedule import Action, Kind
 from everstep.workload import Workload

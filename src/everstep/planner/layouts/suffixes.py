@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from everstep.planner.pipelines import Array, stage_ends_s
+from everstep.planner.step.pipelines import Array, stage_ends_s
 
 
 class Grown(NamedTuple):
