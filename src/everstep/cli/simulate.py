@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from everstep.catalog import files
-from everstep.catalog.trace_files import SHIPPED, load_trace
+from everstep.catalog.trace_files import load_trace
 from everstep.cli import output
 from everstep.errors import ConfigError
 from everstep.quantities import human_seconds, parse_seconds
@@ -59,8 +59,10 @@ def command(
         help="Expected time to the next change: each policy's own way, all from history, or all told the mean.",
     )] = GapModel.OWN,
     seeds: Annotated[int, typer.Option(min=1, help="Draws of a hazard, or orders of the first nodes of a trace.")] = 1,
-    gap: Annotated[str, typer.Option(metavar="DURATION", help="Mean time between the losses of a hazard.")] = "10m",
-    losses: Annotated[int, typer.Option(min=1, help="Losses of a hazard.")] = 10,
+    gap: Annotated[str | None, typer.Option(
+        metavar="DURATION", help="Mean time between the losses of a hazard; 10m if left out.",
+    )] = None,
+    losses: Annotated[int | None, typer.Option(min=1, help="Losses of a hazard; 10 if left out.")] = None,
     move: Annotated[str | None, typer.Option(
         metavar="DURATION", help="Time to move the state of a re-partition; from bytes and links if left out.",
     )] = None,
@@ -76,12 +78,22 @@ def command(
     # Imported here: they bring NumPy and SciPy, and no other command needs them.
     from everstep.simulator.study import picture
     from everstep.simulator.study.compare import compare, job_of, move_seconds
+    from everstep.simulator.study.hazards import HAZARDS
     from everstep.simulator.study.player import Costs
+    from everstep.simulator.study.roster import fastest_grid
 
-    gap_s, wanted_move_s = _seconds("--gap", gap), None if move is None else _seconds("--move", move)
+    is_drawn = trace in HAZARDS and not Path(trace).is_file()
+    for option, given in (("--gap", gap), ("--losses", losses)):
+        if given is not None and not is_drawn:
+            raise ConfigError(f"{option} {given}: is of a hazard ({', '.join(HAZARDS)}), and {trace} is a recorded trace")
+    gap_s, wanted_move_s = _seconds("--gap", gap or "10m"), None if move is None else _seconds("--move", move)
+    if gap_s == 0:
+        raise ConfigError(f"--gap {gap}: want more than 0")
     hardware, job_file = files.load_cluster(cluster), files.load_workload(workload)
     family: Family = schedules.value
     knows = {GapModel.OWN: None, GapModel.HISTORY: False, GapModel.KNOWN: True}[gap_model]
+    if model is Model.PLANNER and stages is None:
+        stages = fastest_grid(hardware, job_file)
     job = job_of(hardware, job_file, stages)
     move_s = move_seconds(job, hardware, job_file) if wanted_move_s is None else wanted_move_s
     if model is Model.PLANNER:
@@ -91,11 +103,11 @@ def command(
     else:
         names = _names(policy, _rules())
         chosen, singles, fewest = _by_forms(names, job, family, knows)
-    traces = _traces(trace, len(hardware.nodes), fewest, seeds, gap_s, losses)
+    traces = _traces(trace, len(hardware.nodes), fewest, seeds, gap_s, losses or 10)
     report = compare(
         traces, chosen, Costs(move_s=move_s, keep_progress=model is Model.PLANNER), singles=singles,
         num_nodes=len(hardware.nodes),
-        gap_s=gap_s if trace not in SHIPPED and not _is_file(trace) else None,
+        gap_s=gap_s if is_drawn else None,
     )
     if png is not None:
         picture.draw(replace(
@@ -195,7 +207,7 @@ def _traces(name: str, num_nodes: int, fewest: int, seeds: int, gap_s: float, lo
     from everstep.simulator.study.hazards import HAZARDS, draw
 
     try:
-        if name in HAZARDS and not _is_file(name):
+        if name in HAZARDS and not Path(name).is_file():
             hazard = cast("Hazard", name)
             return [
                 draw(hazard, num_nodes=num_nodes, num_losses=losses, gap_s=gap_s, seed=seed) for seed in range(seeds)
@@ -203,11 +215,9 @@ def _traces(name: str, num_nodes: int, fewest: int, seeds: int, gap_s: float, lo
         recorded = load_trace(name).folded(num_nodes).beginning_with(min(num_nodes, fewest))
     except ValueError as error:
         raise ConfigError(f"--trace {name}: {error}") from error
+    if recorded.end_s <= 0:
+        raise ConfigError(f"--trace {name}: want a trace with some time in it: nothing changes after there are {fewest} nodes")
     return [placed_anew(recorded, seed) for seed in range(seeds)]
-
-
-def _is_file(name: str) -> bool:
-    return Path(name).is_file()
 
 
 def _seconds(option: str, value: str) -> float:

@@ -82,4 +82,27 @@ def test_a_wrong_trace_is_named_by_line(call: Caller):
 def test_a_grid_that_does_not_fit_says_what_it_would_need(call: Caller):
     answer = call("simulate", "--cluster", "cluster-8", "--workload", "workload-gpt-124m", "--trace", "exponential")
     assert answer.code == 1
-    assert "a stage needs" in answer.err
+    assert "no grid fits: with 1 stage n0 needs 5.4 GB of 11.0 MB; with 2 stages n0 needs" in answer.err
+
+
+def test_an_option_for_hazards_is_refused_with_a_recorded_trace(call: Caller):
+    answer = call("simulate", "--cluster", "cluster-32", "--workload", "workload-gpt-124m", "--trace", "p3", "--gap", "5m")
+    assert answer.code == 2
+    assert "--gap 5m: is of a hazard" in answer.err and "p3 is a recorded trace" in answer.err
+
+
+def test_traces_and_gaps_without_any_time_are_refused(call: Caller, tmp_path: Path):
+    (tmp_path / "t.csv").write_text("0,add,n0\n")
+    ground = ("simulate", "--cluster", "cluster-32", "--workload", "workload-gpt-124m")
+    assert "want a trace with some time in it" in call(*ground, "--trace", str(tmp_path / "t.csv"), "--stages", "1").err
+    assert "--gap 0: want more than 0" in call(*ground, "--trace", "exponential", "--gap", "0").err
+
+
+def test_a_trace_in_which_nobody_is_left_is_played_to_its_end(call: Caller, tmp_path: Path):
+    (tmp_path / "t.csv").write_text("0,add,n0\n1000000,remove,n0\n2000000,add,n1\n4000000,remove,n1\n")
+    answer = call(
+        "simulate", "--cluster", "cluster-32", "--workload", "workload-tiny-gpt", "--trace", str(tmp_path / "t.csv"),
+        "--stages", "1", "--json",
+    )
+    assert answer.code == 0, answer.err
+    assert msgspec.json.decode(answer.out)["auto"]["samples"] > 0

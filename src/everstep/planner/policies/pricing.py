@@ -56,7 +56,7 @@ def candidate_of(situation: Situation, policy: str, plan: Plan | Priced, way: Wa
             moves, _ = moves_for(answer.plan, situation.holds, situation.workload, cluster=situation.cluster)
         except InfeasibleError as error:
             return no_answer(policy, str(error))
-        stall_s = stall_seconds(moves, situation.cluster, switch_s=situation.switch_s)
+        stall_s = situation.switch_s + situation.move_ratio * stall_seconds(moves, situation.cluster, switch_s=0.0)
         way = "now" if way == "blocking" and not moves else way
     if way not in situation.ways:
         return no_answer(policy, CANNOT[way])

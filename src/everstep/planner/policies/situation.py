@@ -52,6 +52,8 @@ class Situation:
     switch_s: float = SWITCH_S
     residuals: Residuals = field(default_factory=dict)
     """What step times are to be multiplied by, by plan family: what the cost model leaves out of each."""
+    move_ratio: float = 1.0
+    """What times of moving state are to be multiplied by: how much longer moves have taken than predicted."""
     ways: frozenset[Way] = frozenset({"start", "now", "blocking", "restore"})
     """What whoever asks can carry out. A candidate of another way is proposed as one without an answer, which says so."""
 

@@ -18,7 +18,7 @@ from itertools import accumulate, product
 from statistics import fmean
 from typing import get_args
 
-from everstep.cluster import Cluster, Link, Node
+from everstep.cluster import Cluster, Node
 from everstep.config import PlannerConfig
 from everstep.config import Policy as PolicyName
 from everstep.decision import Candidate
@@ -97,22 +97,18 @@ class Ground:
     num_stages: int
     order: Order
     config: PlannerConfig = field(default_factory=PlannerConfig)
+    move_ratio: float = 1.0
+    """How much longer state takes over the links than its bytes say. Messages and sums take what theirs say."""
 
-    def cluster_of(self, nodes: Iterable[str], seen: Mapping[str, float] | None = None, link_ratio: float = 1.0) -> Cluster:
-        """The nodes of that name, as slow as was ``seen``, with links that take ``link_ratio`` times as long."""
+    def cluster_of(self, nodes: Iterable[str], seen: Mapping[str, float] | None = None) -> Cluster:
+        """The nodes of that name, as slow as was ``seen``."""
         seen = seen or {}
         found: dict[NodeId, Node] = {}
         for name in map(NodeId, nodes):
             node = self.cluster.nodes.get(name) or replace(self._last, node_id=name)
             ratio = seen.get(f"node {name}", 1.0)
             found[name] = node if ratio == 1.0 else replace(node, speed=node.speed / ratio)
-        if link_ratio == 1.0:
-            return replace(self.cluster, nodes=found)
-        return replace(
-            self.cluster, nodes=found, link=slower(self.cluster.link, link_ratio),
-            host_link=self.cluster.host_link and slower(self.cluster.host_link, link_ratio),
-            site_links={pair: slower(link, link_ratio) for pair, link in self.cluster.site_links.items()},
-        )
+        return replace(self.cluster, nodes=found)
 
     @cached_property
     def _last(self) -> Node:
@@ -132,9 +128,9 @@ class Ground:
         })
 
     def grid(self, nodes: Sequence[str]) -> Plan | None:
-        """As many whole pipelines as there are nodes for, the rest idle; None: there is not one, or it does not fit."""
-        count = len(nodes) // self.num_stages
-        if not 0 < count <= self.workload.num_micro_batches:
+        """As many whole pipelines as there are nodes and micro-batches for, the rest idle; None: there is not one."""
+        count = min(len(nodes) // self.num_stages, self.workload.num_micro_batches)
+        if count == 0:
             return None
         routes = [
             tuple(Hop(NodeId(nodes[line * self.num_stages + stage]), *self.bounds[stage]) for stage in range(self.num_stages))
@@ -163,10 +159,6 @@ class Ground:
         """By the planner's cost model, if each node takes ``factor(node)`` times as long."""
         seen = {f"node {node}": factor(node) for node in plan.placement}
         return priced(plan, self.workload, self.cluster_of(plan.placement, seen)).step_s
-
-
-def slower(link: Link, ratio: float) -> Link:
-    return Link(alpha_s=link.alpha_s * ratio, bytes_per_s=link.bytes_per_s / ratio)
 
 
 @dataclass(frozen=True)
@@ -241,9 +233,11 @@ class Planned:
     def pace_of_a_node(self, num_nodes: int) -> float:
         plan = self.ground.grid([f"n{number}" for number in range(num_nodes)])
         assert plan is not None, "a study begins with at least one pipeline"
-        return self.batch / self.ground.step_s(plan) / (num_nodes // self.ground.num_stages * self.ground.num_stages)
+        return self.batch / self.ground.step_s(plan) / (len(plan.nodes) - len(plan.spares))
 
     def react(self, situation: Situation[Running]) -> Option[Running]:
+        if not situation.layout.nodes:
+            return Option(policy="wait", way="wait", target=situation.layout, step_s=math.inf)
         asked = self._asked(situation)
         try:
             candidates, chosen = decide(asked) if self.allows is None else self._decide(asked, self.allows)
@@ -260,16 +254,16 @@ class Planned:
 
     def _asked(self, situation: Situation[Running]) -> Asked:
         layout, seen = situation.layout, situation.seen
-        link_ratio = 1e-15 if self.is_free else _mean_ratio(seen)
+        move_ratio = 0.0 if self.is_free else self.ground.move_ratio * _mean_ratio(seen)
         step_s = self._plan_s(layout.plan, lambda node: 1.0)
         return Asked(
-            cluster=self.ground.cluster_of(layout.nodes, seen, link_ratio), workload=self.ground.workload, plan=layout.plan,
+            cluster=self.ground.cluster_of(layout.nodes, seen), workload=self.ground.workload, plan=layout.plan,
             holds={NodeId(node): units for node, units in layout.holds.items()},
             lost=tuple(node for node in layout.plan.placement if node not in layout.holds),
             joined=tuple(NodeId(node) for node in layout.holds if node not in layout.plan.placement),
             step=math.ceil(situation.unsaved_steps), checkpoint=LOADED_FROM,
             gap_s=situation.gap_s if self.knows_gap else situation.seen_gap_s,
-            config=replace(self.ground.config, policy=self.policy), residuals=_residuals(seen),
+            config=replace(self.ground.config, policy=self.policy), residuals=_residuals(seen), move_ratio=move_ratio,
             redo_steps=(situation.costs.checkpoint_every_s / 2 + situation.costs.restore_s) / step_s,
             switch_s=situation.costs.exposed_s, ways=self.ways,
             shadows=True, passes_on=self.passes_on,

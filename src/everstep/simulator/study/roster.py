@@ -18,10 +18,13 @@ from everstep.planner.layouts.search import priced
 from everstep.planner.step.cost import READ_BYTES_PER_S
 from everstep.planner.step.memory import overfull
 from everstep.quantities import NodeId, UnitName
-from everstep.simulator.study.planned import Ground, Planned, slower
+from everstep.simulator.study.planned import Ground, Planned
 from everstep.simulator.study.player import Costs
 from everstep.simulator.study.times import FAMILIES, Family, equal_layers
 from everstep.workload import LayerCost, Unit, Workload
+
+MOST_STAGES = 16
+"""The longest pipelines that are tried for a grid."""
 
 
 def order_of(family: Family, num_stages: int) -> Order:
@@ -82,46 +85,48 @@ def ground_of(cluster: Cluster, workload: Workload, num_stages: int, family: Fam
         ground = Ground(workload, cluster, num_stages, replace(order, extra_slots=extra_slots))
         grid = ground.grid(list(cluster.nodes))
         if grid is None:
-            raise InfeasibleError(f"{len(cluster.nodes)} nodes make no grid of {num_stages} stages", {})
+            raise InfeasibleError(f"{len(cluster.nodes)} nodes make no pipeline of {_stages(num_stages)}", {})
         lacking = overfull(priced(grid, workload, cluster).needed_bytes, cluster, None)
         if not lacking:
             return ground if move_s is None else _slowed(ground, move_s)
-    raise InfeasibleError(f"the grid of {num_stages} stages does not fit: {lacking}", {f"{num_stages} stages": lacking})
+    raise InfeasibleError(f"the grid of {_stages(num_stages)} does not fit: {lacking}", {_stages(num_stages): lacking})
+
+
+def _stages(count: int) -> str:
+    return "1 stage" if count == 1 else f"{count} stages"
+
+
+def fastest_grid(cluster: Cluster, workload: Workload) -> int:
+    """Stages of the grid whose steps are shortest with fused backward, messages and sums counted, among those that fit.
+
+    Raises:
+        InfeasibleError: none fits; ``rejected`` says why, by number of stages.
+    """
+    rejected: dict[str, str] = {}
+    found: list[tuple[float, int]] = []
+    for num_stages in range(1, min(MOST_STAGES, workload.num_layers, max(1, len(cluster.nodes) // 2)) + 1):
+        try:
+            ground = ground_of(cluster, workload, num_stages, "fused")
+        except InfeasibleError as error:
+            rejected |= error.rejected
+            continue
+        grid = ground.grid(list(cluster.nodes))
+        assert grid is not None, "of a grid that fits"
+        found.append((ground.step_s(grid), num_stages))
+    if not found:
+        words = "; ".join(f"with {stages} {why}" for stages, why in rejected.items())
+        raise InfeasibleError(f"no grid fits: {words}", rejected)
+    return min(found)[1]
 
 
 def _slowed(ground: Ground, move_s: float) -> Ground:
-    """State goes over links ``ratio`` times as slow, while messages and sums take as long as before and memory is as full.
-
-    What a node holds of a unit, state and gradient sum, stays; the sum gets ``ratio`` times smaller and the state so much
-    larger. So a stage of H bytes, G of them sums, takes ``(H - G/ratio)·ratio / rate`` to move: that is half of ``move_s``.
-    """
+    """State of the fullest stage goes to one node in half of ``move_s``; messages and sums take as long as before."""
     workload, link = ground.workload, ground.cluster.link
-    fullest = max(
-        (workload.units_of(set(range(*bounds))) for bounds in ground.bounds),
-        key=lambda units: sum(workload.units[name].held_bytes for name in units),
+    fullest_s = max(
+        sum(link.seconds(workload.units[name].state_bytes) for name in workload.units_of(set(range(*bounds))))
+        for bounds in ground.bounds
     )
-    held = sum(workload.units[name].held_bytes for name in fullest)
-    summed = sum(_summed_bytes(workload.units[name]) for name in fullest)
-    ratio = max(1e-9, (move_s / 2 * link.bytes_per_s + summed) / held)
-    units = {}
-    for name, unit in workload.units.items():
-        gradient_bytes = round(_summed_bytes(unit) / ratio)
-        units[name] = replace(unit, gradient_bytes=gradient_bytes, state_bytes=unit.held_bytes - gradient_bytes)
-    layers = tuple(replace(layer, output_bytes=round(layer.output_bytes / ratio)) for layer in workload.layers)
-    cluster = ground.cluster
-    links = replace(
-        cluster, link=_thinner(cluster.link, ratio), host_link=cluster.host_link and _thinner(cluster.host_link, ratio),
-        site_links={pair: _thinner(each, ratio) for pair, each in cluster.site_links.items()},
-    )
-    return replace(ground, workload=replace(workload, units=units, layers=layers), cluster=links)
-
-
-def _summed_bytes(unit: Unit) -> int:
-    return unit.gradient_bytes or unit.parameter_bytes
-
-
-def _thinner(link: Link, ratio: float) -> Link:
-    return replace(slower(link, ratio), alpha_s=link.alpha_s)
+    return replace(ground, move_ratio=move_s / 2 / fullest_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
