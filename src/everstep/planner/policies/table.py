@@ -44,6 +44,7 @@ from everstep.planner.policies.standing import REBUILT, is_redundant, redundant
 from everstep.planner.policies.survivors import only_sturdy, wary
 from everstep.planner.policies.waiting import wait
 from everstep.planner.step.parts import grouped
+from everstep.planner.uncollected import uncollected
 from everstep.quantities import node_number
 
 Policy = Callable[[Situation], list[Candidate]]
@@ -85,6 +86,7 @@ SCORED_BY_ITSELF = ("chameleon",)
 """Policies whose values are not the objective's: what was worked out ahead cannot be valued for another moment."""
 
 
+@uncollected()
 def propose(situation: Situation) -> list[Candidate]:
     """The candidates of the configured policy, or of all.
 
