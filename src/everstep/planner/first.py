@@ -24,6 +24,9 @@ from everstep.workload import Workload
 
 Split = Literal["auto", "on", "off"]
 
+SPARED, SPARED_OF = 4, 64
+"""Up to so many nodes more are left idle at the start if steps are shorter without them, of so many nodes at most."""
+
 STANDING = ("redundant", "bamboo")
 """Policies that are paid for before anything is lost."""
 
@@ -46,7 +49,7 @@ def first_plan(
     if config.policy in SYSTEMS and SYSTEMS[config.policy].starts_alike:
         found = alike(nodes, workload, cluster, config, order, idle=idle)[:COMPARED]
     else:
-        found = best_priced(nodes, workload, cluster, config, order=order, idle=idle)
+        found = _of_so_many_or_fewer(nodes, workload, cluster, config, order, idle)
     if not found:
         raise why_nothing_fits(nodes, workload, cluster, config)
     if split == "auto" and not is_shared(cluster):
@@ -69,6 +72,22 @@ def first_plan(
         cause=cause, view=view, step=step, gap_s=config.gap_s, candidates=objective.explained(candidates, chosen),
         chosen=chosen,
     )
+
+
+def _of_so_many_or_fewer(
+    nodes: Sequence[NodeId], workload: Workload, cluster: Cluster, config: PlannerConfig, order: Order, idle: int,
+) -> list[Priced]:
+    """The best layouts; before them those of fewer nodes if one is faster. The search counts sums and messages only roughly,
+    so that what it finds for one node more may be slower."""
+    found = best_priced(nodes, workload, cluster, config, order=order, idle=idle)
+    if len(nodes) > SPARED_OF or is_shared(cluster) or not found:
+        return found
+    fewer = [
+        answer for more in range(1, min(SPARED, len(nodes) - 1 - idle) + 1)
+        for answer in best_priced(nodes, workload, cluster, config, order=order, idle=idle + more)[:1]
+        if answer.step_s < found[0].step_s
+    ]
+    return [*sorted(fewer, key=lambda answer: answer.step_s)[:1], *found]
 
 
 def _with_redundancy(

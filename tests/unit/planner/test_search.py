@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep import plan as plans
+from everstep.catalog import files
 from everstep.cluster import Link
 from everstep.config import PlannerConfig
 from everstep.errors import InfeasibleError
@@ -147,6 +148,17 @@ def test_what_does_not_fit_says_so_for_each_number_of_stages() -> None:
     }
     with pytest.raises(InfeasibleError, match=r"n0 needs 32\.0 MB of 16\.0 MB"):
         first_plan([node(k) for k in range(3)], workload, cluster_of(3), config)
+
+
+@pytest.mark.parametrize("workload", ["workload-gpt-6.7b", "workload-gpt-1.3b"])
+def test_one_node_more_never_makes_the_step_of_the_first_plan_longer(workload: str) -> None:
+    """Messages and sums counted; what is not needed stays idle."""
+    cluster, job = files.load_cluster("cluster-32"), files.load_workload(workload)
+    steps = []
+    for count in range(26, 33):
+        some = replace(cluster, nodes=dict(list(cluster.nodes.items())[:count]))
+        steps.append(first_plan(tuple(some.nodes), job, some, PlannerConfig(), split="auto").candidate.step_s)
+    assert all(after <= before * (1 + 1e-6) for before, after in pairwise(steps)), steps
 
 
 def test_the_first_plan_leaves_as_many_nodes_idle_as_are_asked_for() -> None:
