@@ -18,6 +18,7 @@ from everstep.config import PlannerConfig
 from everstep.decision import text as decision_text
 from everstep.errors import ConfigError
 from everstep.plan import Plan
+from everstep.png import blank, save
 from everstep.quantities import NodeId, human_bytes, human_seconds, parse_seconds
 from everstep.records import to_builtins
 from everstep.telemetry import grid
@@ -221,12 +222,8 @@ def _draw(picture: Timeline | None, path: Path) -> None:
     """
     if picture is None:
         raise ConfigError(f"--png {path}: a plan of so many actions cannot be drawn")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     colours = {"F": "#4c78a8", "B": "#f58518", "W": "#54a24b"}
-    figure = Figure(figsize=(12, 0.6 + 0.35 * len(picture.nodes)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(12, 0.6 + 0.35 * len(picture.nodes))
     axes = figure.add_subplot()
     for row, node in enumerate(picture.nodes):
         for letter, colour in colours.items():
@@ -237,8 +234,5 @@ def _draw(picture: Timeline | None, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--png {path}: cannot be written: {error}") from error
+    save(figure, path)
 

@@ -92,6 +92,8 @@ def command(
     hardware, job_file = files.load_cluster(cluster), files.load_workload(workload)
     family: Family = schedules.value
     knows = {GapModel.OWN: None, GapModel.HISTORY: False, GapModel.KNOWN: True}[gap_model]
+    if stages is not None and stages > job_file.num_layers:
+        raise ConfigError(f"--stages {stages}: {workload} has {job_file.num_layers} layers, and a stage takes at least one")
     if model is Model.PLANNER and stages is None:
         stages = fastest_grid(hardware, job_file)
     job = job_of(hardware, job_file, stages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from everstep import png
 from everstep.telemetry.summary import Summary
 
 _FLOOR = 1e-9
@@ -18,12 +19,7 @@ def differences(disturbed: Sequence[float], undisturbed: Sequence[float]) -> lis
 
 def draw(disturbed: Summary, undisturbed: Summary, entropy: float, path: Path) -> None:
     """Write a PNG to ``path``. ``entropy`` in nats a byte: what knowing the bytes' frequencies alone would give."""
-    # Imported here: matplotlib takes most of a second, and only this function needs it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = png.blank(9, 6)
     losses, apart = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     losses.plot(undisturbed.loss, color="0.6", linewidth=4, label="undisturbed")
     losses.plot(disturbed.loss, color="tab:blue", linewidth=1.2, label="with kills")
@@ -38,7 +34,7 @@ def draw(disturbed: Summary, undisturbed: Summary, entropy: float, path: Path) -
     apart.axhline(1e-5, color="0.6", linestyle="--")
     apart.set_ylabel("difference")
     apart.set_xlabel("step")
-    figure.savefig(path, dpi=110)
+    png.save(figure, path)
 
 
 def _kill_steps(value: Summary) -> list[int]:

@@ -109,7 +109,8 @@ def test_a_schedule_of_many_nodes_is_cut_and_says_so(call: Caller):
 def test_the_schedule_is_drawn_as_text_and_to_a_file(call: Caller, tmp_path: Path):
     out = call(*TINY, "--lose", "n3", "--png", tmp_path / "plan.png").out
     assert "FFF" in out and (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    assert "cannot be written" in call(*TINY, "--png", tmp_path / "no" / "plan.png").err
+    assert "cannot be written" in call(*TINY, "--png", tmp_path).err, "a folder"
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan.png"]
 
 
 @pytest.mark.parametrize(("arguments", "code", "complaint"), [

@@ -106,3 +106,10 @@ def test_a_trace_in_which_nobody_is_left_is_played_to_its_end(call: Caller, tmp_
     )
     assert answer.code == 0, answer.err
     assert msgspec.json.decode(answer.out)["auto"]["samples"] > 0
+
+
+def test_more_stages_than_layers_are_refused(call: Caller):
+    ground = ("simulate", "--cluster", "cluster-32", "--workload", "workload-tiny-gpt", "--trace", "exponential")
+    answer = call(*ground, "--stages", "99")
+    assert answer.code == 2
+    assert "--stages 99: workload-tiny-gpt has" in answer.err

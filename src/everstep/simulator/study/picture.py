@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from everstep.errors import ConfigError
+from everstep import png
 from everstep.simulator.study.compare import Report
 from everstep.trace import Trace
 
@@ -16,7 +16,7 @@ def draw(report: Report, traces: Sequence[Trace], path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    figure = _figure(10.0, 6.0)
+    figure = png.blank(10.0, 6.0)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 1), width_ratios=(3, 2))
     over_time, nodes, bars = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[:, 1])
     for name, outcomes in report.outcomes.items():
@@ -32,7 +32,7 @@ def draw(report: Report, traces: Sequence[Trace], path: Path) -> None:
     nodes.set_ylabel("nodes")
     nodes.set_xlabel(f"hours of {traces[0].name}")
     bar(bars, {name: row.fse for name, row in report.rows.items()}, "rate by survivors / N × rate without failures")
-    _save(figure, path)
+    png.save(figure, path)
 
 
 def bar(axes: object, values: Mapping[str, float], label: str) -> None:
@@ -47,27 +47,9 @@ def bar(axes: object, values: Mapping[str, float], label: str) -> None:
 
 def ladder(rows: Mapping[str, Mapping[str, float]], label: str, path: Path) -> None:
     """One group of horizontal bars for each key of ``rows``, side by side."""
-    figure = _figure(4.5 * len(rows), 5.0)
+    figure = png.blank(4.5 * len(rows), 5.0)
     for index, (title, values) in enumerate(rows.items()):
         axes = figure.add_subplot(1, len(rows), index + 1)
         bar(axes, values, label)
         axes.set_title(title, fontsize=9)
-    _save(figure, path)
-
-
-def _figure(width: float, height: float):  # type: ignore[no-untyped-def]
-    # Imported here: it takes half a second, and most commands draw nothing.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure, path: Path) -> None:  # type: ignore[no-untyped-def]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120, format="png")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    png.save(figure, path)
